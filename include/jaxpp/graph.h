@@ -56,8 +56,8 @@ typedef enum jpp_op_kind {
   JPP_OP_MARK_BACKWARD,  // its transpose: begins backward stage `attr`
   JPP_OP_ADD,            // a + b of one type; a tree of these may be regrouped
   JPP_OP_PLACE,          // (a, b, ...) -> a, on the ranks of b, ...; without any, on all
-  JPP_OP_TASK,  // opaque, a task of its own, on rank `attr`. A rank runs its tasks
-                // of this kind in the order of the graph
+  JPP_OP_TASK,  // opaque, a task of its own on each of `ranks`. A rank runs its tasks of
+                // this kind in the order of the graph
   JPP_OP_LOOP,  // outputs are the results of loop `attr`
   // Made by the planner, never by a front end:
   JPP_OP_INIT,        // () -> initial state of result `attr` of loop `loop`
@@ -79,8 +79,7 @@ enum {
 typedef struct jpp_op {
   uint8_t kind;   // jpp_op_kind_t
   uint8_t flags;  // JPP_OP_CHEAP | JPP_OP_BACKWARD | JPP_OP_EFFECT
-  uint32_t
-      attr;  // mark: stage; task: rank; loop: loop id; init, accumulate: result index
+  uint32_t attr;  // mark: stage; loop: loop id; init and accumulate: result index
   uint32_t loop;  // the loop whose body it belongs to; JPP_NONE outside
   uint32_t num_inputs;
   const uint32_t* inputs;
@@ -92,6 +91,9 @@ typedef struct jpp_op {
   // Ops of a graph with the same code compute the same from operands of the same types; 0
   // says nothing.
   uint32_t code;
+  // JPP_OP_TASK: where it runs, ascending; at least one.
+  uint32_t num_ranks;
+  const uint32_t* ranks;
 } jpp_op_t;
 
 // How one result of a loop is reduced over the microbatches.
@@ -190,7 +192,9 @@ typedef struct jpp_op_desc {
   float cost;
   const char* name;  // letters, digits, "_.-+"; any other byte becomes '_'
   const char* where;
-  uint32_t code;  // as in jpp_op_t
+  uint32_t code;          // as in jpp_op_t
+  const uint32_t* ranks;  // [num_ranks] of JPP_OP_TASK
+  uint32_t num_ranks;
 } jpp_op_desc_t;
 
 // Outputs get consecutive ids from *out_first_output on. Strings and types are copied.

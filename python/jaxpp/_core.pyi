@@ -422,6 +422,7 @@ class Graph:
         name: str | None,
         where: str | None,
         code: int,
+        ranks: Sequence[int],
         /,
     ) -> int: ...
     def begin_loop(

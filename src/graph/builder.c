@@ -221,12 +221,14 @@ static jpp_status_t* add_op(jpp_graph_builder_t* builder, const jpp_op_desc_t* d
       .num_outputs = desc->num_outputs,
       .cost = desc->cost,
       .code = desc->code,
+      .num_ranks = desc->num_ranks,
   };
   jpp_arena_t* arena = builder_arena(builder);
   JPP_RETURN_IF_ERROR(jpp__arena_copy(
       arena, desc->inputs, desc->num_inputs * sizeof(*desc->inputs), (void**)&op.inputs));
   JPP_RETURN_IF_ERROR(copy_op_name(arena, desc->name, &op.name));
   JPP_RETURN_IF_ERROR(jpp__arena_strdup(arena, desc->where, &op.where));
+  JPP_RETURN_IF_ERROR(copy_ranks(builder, desc->ranks, desc->num_ranks, &op.ranks));
   uint32_t id = (uint32_t)builder->ops.count;
   for (uint32_t i = 0; i < desc->num_outputs; ++i) {
     JPP_RETURN_IF_ERROR(builder_add_value(builder, &desc->outputs[i], id, NULL));
@@ -275,6 +277,7 @@ jpp_status_t* jpp_graph_builder_add_op(jpp_graph_builder_t* builder,
   desc = &full;
   if (desc->num_inputs) JPP_RETURN_IF_NULL(desc->inputs);
   if (desc->num_outputs) JPP_RETURN_IF_NULL(desc->outputs);
+  if (desc->num_ranks) JPP_RETURN_IF_NULL(desc->ranks);
   return note(builder, add_front_op(builder, desc, out_first_output));
 }
 

@@ -22,6 +22,7 @@ typedef struct parser {
   type_vec_t types;
   jpp_u32_vec_t inputs;
   JPP_VEC(jpp_loop_result_t) results;
+  jpp_u32_vec_t ranks;
   bool in_loop;
 } parser_t;
 
@@ -175,6 +176,7 @@ static jpp_status_t* parse_definition(parser_t* p) {
 
 static void clear_statement(parser_t* p) {
   p->defined.count = p->types.count = p->inputs.count = p->results.count = 0;
+  p->ranks.count = 0;
 }
 
 static jpp_status_t* define_all(parser_t* p, uint32_t first) {
@@ -182,6 +184,16 @@ static jpp_status_t* define_all(parser_t* p, uint32_t first) {
     JPP_RETURN_IF_ERROR(define_name(p, &p->defined.data[i], first + (uint32_t)i));
   }
   return NULL;
+}
+
+static jpp_status_t* parse_rank_list(parser_t* p) {
+  for (;;) {
+    uint32_t rank = 0;
+    JPP_RETURN_IF_ERROR(parse_u32(p, "a rank", &rank));
+    JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(&p->ranks, rank));
+    if (!at_punct(p, ",")) return NULL;
+    JPP_RETURN_IF_ERROR(jpp__lexer_next(&p->lexer));
+  }
 }
 
 static jpp_status_t* parse_name(parser_t* p, const char* what, jpp_op_desc_t* desc) {
@@ -197,13 +209,10 @@ static jpp_status_t* parse_op_name(parser_t* p, jpp_op_desc_t* desc) {
   if (token.kind == JPP_TOKEN_WORD) return parse_name(p, "an op name", desc);
   static const struct {
     jpp_op_kind_t kind;
-    const char* number;  // what `attr` is; NULL: it has none
+    bool has_stage;
   } kMarkers[] = {
-      {JPP_OP_MARK, "a stage number"},
-      {JPP_OP_MARK_BACKWARD, "a stage number"},
-      {JPP_OP_ADD, NULL},
-      {JPP_OP_PLACE, NULL},
-      {JPP_OP_TASK, "a rank"},
+      {JPP_OP_MARK, true},   {JPP_OP_MARK_BACKWARD, true}, {JPP_OP_ADD, false},
+      {JPP_OP_PLACE, false}, {JPP_OP_TASK, false},
   };
   for (size_t i = 0; i < sizeof(kMarkers) / sizeof(*kMarkers); ++i) {
     const char* name = jpp_op_kind_name(kMarkers[i].kind);
@@ -211,10 +220,10 @@ static jpp_status_t* parse_op_name(parser_t* p, jpp_op_desc_t* desc) {
     desc->kind = kMarkers[i].kind;
     desc->name = name;
     JPP_RETURN_IF_ERROR(jpp__lexer_next(&p->lexer));
-    if (kMarkers[i].number) {
-      JPP_RETURN_IF_ERROR(parse_u32(p, kMarkers[i].number, &desc->attr));
-    }
-    return desc->kind == JPP_OP_TASK ? parse_name(p, "a task's name", desc) : NULL;
+    if (kMarkers[i].has_stage) return parse_u32(p, "a stage number", &desc->attr);
+    if (desc->kind != JPP_OP_TASK) return NULL;
+    JPP_RETURN_IF_ERROR(parse_rank_list(p));
+    return parse_name(p, "a task's name", desc);
   }
   return jpp__lexer_expected(&p->lexer,
                              "an op name, @mark, @mark_backward, @add, @place or @task");
@@ -276,6 +285,8 @@ static jpp_status_t* parse_op(parser_t* p) {
   JPP_RETURN_IF_ERROR(parse_op_attributes(p, &desc));
   desc.num_inputs = (uint32_t)p->inputs.count;
   desc.inputs = p->inputs.data;
+  desc.num_ranks = (uint32_t)p->ranks.count;
+  desc.ranks = p->ranks.data;
   desc.num_outputs = (uint32_t)p->types.count;
   desc.outputs = p->types.data;
   uint32_t first = 0;
@@ -363,15 +374,10 @@ static jpp_status_t* parse_loop_tail(parser_t* p) {
 
 // The ranks of an argument or an output, behind "on".
 static jpp_status_t* parse_ranks(parser_t* p) {
-  p->inputs.count = 0;
+  p->ranks.count = 0;
   if (!at_word(p, "on")) return NULL;
-  do {
-    uint32_t rank = 0;
-    JPP_RETURN_IF_ERROR(jpp__lexer_next(&p->lexer));
-    JPP_RETURN_IF_ERROR(parse_u32(p, "a rank", &rank));
-    JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(&p->inputs, rank));
-  } while (at_punct(p, ","));
-  return NULL;
+  JPP_RETURN_IF_ERROR(jpp__lexer_next(&p->lexer));
+  return parse_rank_list(p);
 }
 
 static jpp_status_t* parse_arg(parser_t* p) {
@@ -390,9 +396,9 @@ static jpp_status_t* parse_arg(parser_t* p) {
   uint32_t value = 0;
   JPP_RETURN_IF_ERROR(
       jpp_graph_builder_add_arg(p->builder, &type, donated, label, &value));
-  if (p->inputs.count) {
-    JPP_RETURN_IF_ERROR(jpp_graph_builder_give_arg(p->builder, p->inputs.data,
-                                                   (uint32_t)p->inputs.count));
+  if (p->ranks.count) {
+    JPP_RETURN_IF_ERROR(
+        jpp_graph_builder_give_arg(p->builder, p->ranks.data, (uint32_t)p->ranks.count));
   }
   return define_name(p, &name, value);
 }
@@ -410,9 +416,9 @@ static jpp_status_t* parse_out(parser_t* p) {
     JPP_RETURN_IF_ERROR(parse_use(p, &next));
   }
   JPP_RETURN_IF_ERROR(jpp_graph_builder_add_output(p->builder, value, label, next));
-  if (!p->inputs.count) return NULL;
-  return jpp_graph_builder_leave_output(p->builder, p->inputs.data,
-                                        (uint32_t)p->inputs.count);
+  if (!p->ranks.count) return NULL;
+  return jpp_graph_builder_leave_output(p->builder, p->ranks.data,
+                                        (uint32_t)p->ranks.count);
 }
 
 static jpp_status_t* parse_statement(parser_t* p) {
@@ -471,6 +477,7 @@ jpp_status_t* jpp_graph_parse(const char* text, size_t length, const char* file,
   jpp_vec_deinit(&parser.types);
   jpp_vec_deinit(&parser.inputs);
   jpp_vec_deinit(&parser.results);
+  jpp_vec_deinit(&parser.ranks);
   jpp__arena_deinit(&parser.arena);
   return status;
 }

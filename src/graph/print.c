@@ -36,7 +36,11 @@ static void append_op_head(jpp_str_t* str, const jpp_op_t* op) {
       jpp_str_append(str, "@place");
       return;
     case JPP_OP_TASK:
-      jpp_str_appendf(str, "@task %u %s", op->attr, op->name);
+      jpp_str_append(str, "@task");
+      for (uint32_t k = 0; k < op->num_ranks; ++k) {
+        jpp_str_appendf(str, k ? ", %u" : " %u", op->ranks[k]);
+      }
+      jpp_str_appendf(str, " %s", op->name);
       return;
     case JPP_OP_INIT:
       jpp_str_appendf(str, "@init %u ", op->attr);

@@ -77,6 +77,25 @@ static jpp_status_t* verify_place(const jpp_graph_t* graph, uint32_t id) {
       op->name, op_where(op));
 }
 
+static jpp_status_t* verify_ranks(const jpp_graph_t* graph, const uint32_t* ranks,
+                                  uint32_t count, const char* what, uint32_t index,
+                                  const char* verb) {
+  for (uint32_t i = 0; i < count; ++i) {
+    if (i && ranks[i] <= ranks[i - 1]) {
+      return jpp_status_make(JPP_GRAPH_ERROR,
+                             "%s %u is %s on rank %u, then on %u; expected each rank "
+                             "once, in their order",
+                             what, index, verb, ranks[i - 1], ranks[i]);
+    }
+    if (graph->ranks && ranks[i] >= graph->ranks) {
+      return jpp_status_make(JPP_GRAPH_ERROR,
+                             "%s %u is %s on rank %u; expected one of %u ranks", what,
+                             index, verb, ranks[i], graph->ranks);
+    }
+  }
+  return NULL;
+}
+
 static jpp_status_t* verify_task(const jpp_graph_t* graph, uint32_t id) {
   const jpp_op_t* op = &graph->ops[id];
   if (op->loop != JPP_NONE) {
@@ -84,11 +103,10 @@ static jpp_status_t* verify_task(const jpp_graph_t* graph, uint32_t id) {
                            "op %u (%s, %s): a @task belongs outside loops", id, op->name,
                            op_where(op));
   }
-  if (op->attr < INT32_MAX && (!graph->ranks || op->attr < graph->ranks)) return NULL;
-  return jpp_status_make(JPP_GRAPH_ERROR,
-                         "op %u (%s, %s): the task runs on rank %u; expected one of %u "
-                         "ranks",
-                         id, op->name, op_where(op), op->attr, graph->ranks);
+  if (op->num_ranks)
+    return verify_ranks(graph, op->ranks, op->num_ranks, "op", id, "run");
+  return jpp_status_make(JPP_GRAPH_ERROR, "op %u (%s, %s): a @task runs on no rank", id,
+                         op->name, op_where(op));
 }
 
 static jpp_status_t* verify_loop(const jpp_graph_t* graph, uint32_t id) {
@@ -170,25 +188,6 @@ static jpp_status_t* verify_next(const jpp_graph_t* graph, uint32_t index) {
     return jpp_status_make(JPP_GRAPH_ERROR,
                            "outputs %u and %u are both argument %%%u of the next step", i,
                            index, output->next);
-  }
-  return NULL;
-}
-
-static jpp_status_t* verify_ranks(const jpp_graph_t* graph, const uint32_t* ranks,
-                                  uint32_t count, const char* what, uint32_t index,
-                                  const char* verb) {
-  for (uint32_t i = 0; i < count; ++i) {
-    if (i && ranks[i] <= ranks[i - 1]) {
-      return jpp_status_make(JPP_GRAPH_ERROR,
-                             "%s %u is %s on rank %u, then on %u; expected each rank "
-                             "once, in their order",
-                             what, index, verb, ranks[i - 1], ranks[i]);
-    }
-    if (graph->ranks && ranks[i] >= graph->ranks) {
-      return jpp_status_make(JPP_GRAPH_ERROR,
-                             "%s %u is %s on rank %u; expected one of %u ranks", what,
-                             index, verb, ranks[i], graph->ranks);
-    }
   }
   return NULL;
 }

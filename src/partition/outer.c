@@ -19,6 +19,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/map.h"
 #include "base/str.h"
 #include "partition/partitioner.h"
 #include "task/ids.h"
@@ -38,6 +39,7 @@ typedef struct leveler {
   uint32_t* next_level;         // [phases] the lowest for the next JPP_OP_TASK
   placed_op_t* lowest;          // [placed] as `placed`, by phase, group and lowest level
   uint32_t* tasks_of_rank;      // [ranks] tasks of the phase at hand
+  jpp_map_t names;              // of tasks, and for each the next number behind a '.'
   uint32_t num_visits;
   uint32_t *op_visit, *value_visit;  // [ops], [values] the last visit that reached it
   // The result of visiting some ops: these ops and the remade ones that they need, and
@@ -283,26 +285,47 @@ static bool same_task(const placed_op_t* a, const placed_op_t* b) {
   return a->phase == b->phase && a->level == b->level && a->group == b->group;
 }
 
-static jpp_status_t* name_task(const leveler_t* l, const placed_op_t* first,
-                               jpp_task_t* task) {
-  if (is_task(l, first)) {
-    task->name = l->p->ops.data[first->op].name;
-    return NULL;
-  }
-  jpp_str_t str = {0};
+static void append_outer_name(const leveler_t* l, const jpp_task_t* task,
+                              jpp_str_t* str) {
   if (task->phase == 0 && l->phases > 1) {
-    jpp_str_append(&str, "before_loop");
+    jpp_str_append(str, "before_loop");
   } else if (task->phase + 1 == l->phases) {
-    jpp_str_append(&str, "after_loop");
+    jpp_str_append(str, "after_loop");
   } else {
-    jpp_str_appendf(&str, "between_loops_%u", task->phase);
+    jpp_str_appendf(str, "between_loops_%u", task->phase);
   }
-  jpp_str_appendf(&str, "_%u_%u", l->tasks_of_rank[task->rank]++, task->rank);
+  jpp_str_appendf(str, "_%u_%u", l->tasks_of_rank[task->rank]++, task->rank);
+}
+
+// The user's name, or "name.1", "name.2" and so on where a task has that already.
+static void append_given_name(const leveler_t* l, const char* name, jpp_str_t* str) {
+  uint32_t* next = jpp__map_find(&l->names, name, (uint32_t)strlen(name));
+  jpp_str_append(str, name);
+  if (next) jpp_str_appendf(str, ".%u", (*next)++);
+}
+
+static jpp_status_t* note_name(leveler_t* l, const char* name) {
+  return jpp__map_put(&l->names, name, (uint32_t)strlen(name), 1);
+}
+
+static jpp_status_t* name_task(leveler_t* l, const placed_op_t* first, jpp_task_t* task) {
+  jpp_str_t str = {0};
+  const char* given = is_task(l, first) ? l->p->ops.data[first->op].name : NULL;
+  if (given) {
+    append_given_name(l, given, &str);
+  } else {
+    append_outer_name(l, task, &str);
+  }
   char* text = NULL;
   JPP_RETURN_IF_ERROR(jpp_str_finish(&str, &text));
   jpp_status_t* status = jpp__arena_strdup(l->p->arena, text, &task->name);
   jpp_free(text);
-  return status;
+  if (status || !given) return status;
+  // A user may have given this name as well.
+  if (jpp__map_find(&l->names, task->name, (uint32_t)strlen(task->name))) {
+    return name_task(l, first, task);
+  }
+  return note_name(l, task->name);
 }
 
 // Fills l->ops and l->inputs for a task of these ops.
@@ -376,6 +399,9 @@ static jpp_status_t* make_outer_tasks(leveler_t* l) {
   size_t count = l->placed.count;
   qsort(ops, count, sizeof(*ops), compare_tasks);
   for (uint32_t i = 0; i < count; ++i) l->at[ops[i].op] = i;
+  for (size_t t = 0; t < p->tasks.count; ++t) {
+    JPP_RETURN_IF_ERROR(note_name(l, p->tasks.data[t].name));
+  }
   uint32_t phase = 0;
   for (size_t begin = 0, end = 0; begin < count; begin = end) {
     while (end < count && same_task(&ops[begin], &ops[end])) ++end;
@@ -395,5 +421,6 @@ jpp_status_t* jpp__partition_make_outer_tasks(jpp_partitioner_t* p) {
   jpp_vec_deinit(&leveler.placed);
   jpp_vec_deinit(&leveler.ops);
   jpp_vec_deinit(&leveler.inputs);
+  jpp__map_deinit(&leveler.names);
   return status;
 }

@@ -172,10 +172,11 @@ static jpp_status_t* check_ranks(const jpp_graph_t* graph, uint32_t ranks) {
   }
   for (uint32_t i = 0; i < graph->num_ops; ++i) {
     const jpp_op_t* op = &graph->ops[i];
-    if (op->kind != JPP_OP_TASK || op->attr < ranks) continue;
+    uint32_t last = op->num_ranks ? op->ranks[op->num_ranks - 1] : 0;
+    if (last < ranks) continue;
     return jpp_status_make(JPP_MESH_ERROR,
                            "task %s (%s) runs on rank %u; expected one of %u ranks",
-                           op->name, op->where ? op->where : "?", op->attr, ranks);
+                           op->name, op->where ? op->where : "?", last, ranks);
   }
   for (uint32_t i = 0; i < graph->num_outputs; ++i) {
     const jpp_graph_output_t* output = &graph->outputs[i];

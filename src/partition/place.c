@@ -184,7 +184,7 @@ static void find_home(const placer_t* c, uint32_t id) {
   if (op->kind == JPP_OP_TASK) {
     (void)anchored_phase(c, op, &c->p->phase[id]);
     memset(c->scratch, 0, c->p->words * sizeof(*c->scratch));
-    jpp__ranks_add(c->scratch, op->attr);
+    jpp__ranks_add_all(c->scratch, op->ranks, op->num_ranks);
     set_outputs(c, op, false, c->p->phase[id]);
     return;
   }
@@ -373,10 +373,14 @@ static void need_as_output(placer_t* c, uint32_t value) {
 }
 
 // An op with an effect runs once: on the first rank that needs what it makes or, when
-// none does, where its operands are.
+// none does, where its operands are. A task of the user's runs where he said.
 static void run_once(const placer_t* c, const jpp_op_t* op, uint64_t* run) {
+  if (op->kind == JPP_OP_TASK) {
+    memset(run, 0, c->p->words * sizeof(*run));
+    jpp__ranks_add_all(run, op->ranks, op->num_ranks);
+    return;
+  }
   uint32_t rank = jpp__ranks_first(run, c->p->words);
-  if (op->kind == JPP_OP_TASK) rank = op->attr;
   if (rank == JPP_NONE) {
     if (!common_home(c, op->inputs, op->num_inputs)) home_of_mixed(c, op);
     rank = jpp__ranks_first(c->scratch, c->p->words);

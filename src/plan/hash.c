@@ -57,6 +57,7 @@ static uint64_t hash_op(uint64_t hash, const jpp_op_t* op) {
   hash = jpp__hash_u64(hash, op->loop);
   hash = hash_ids(hash, op->inputs, op->num_inputs);
   hash = jpp__hash_u64(hash, op->first_output);
+  if (op->num_ranks) hash = hash_ids(hash, op->ranks, op->num_ranks);
   return jpp__hash_u64(hash, op->num_outputs);
 }
 

@@ -141,16 +141,16 @@ static bool check_bits(const char* what, uint32_t found, uint32_t known) {
 }
 
 static PyObject* graph_add_op(PyObject* self, PyObject* args) {
-  PyObject *inputs = NULL, *outputs = NULL;
+  PyObject *inputs = NULL, *outputs = NULL, *ranks = NULL;
   uint32_t kind = 0, flags = 0;
   jpp_op_desc_t desc = {.struct_size = sizeof(desc)};
   jpp_py_utf8_t name = {0}, where = {0};
   jpp_graph_builder_t* builder = open_builder(self);
-  if (!builder || !PyArg_ParseTuple(args, "O&O&O&OOfO&O&O&", jpp_py_u32_converter, &kind,
+  if (!builder || !PyArg_ParseTuple(args, "O&O&O&OOfO&O&O&O", jpp_py_u32_converter, &kind,
                                     jpp_py_u32_converter, &flags, jpp_py_u32_converter,
                                     &desc.attr, &inputs, &outputs, &desc.cost,
                                     jpp_py_utf8_converter, &name, jpp_py_utf8_converter,
-                                    &where, jpp_py_u32_converter, &desc.code)) {
+                                    &where, jpp_py_u32_converter, &desc.code, &ranks)) {
     return NULL;
   }
   desc.name = name.text;
@@ -158,18 +158,21 @@ static PyObject* graph_add_op(PyObject* self, PyObject* args) {
   desc.kind = (jpp_op_kind_t)kind;
   desc.flags = (uint8_t)flags;
   type_list_t list = {0};
-  uint32_t* input_ids = NULL;
+  uint32_t *input_ids = NULL, *rank_ids = NULL;
   uint32_t first = 0;
   bool ok = check_bits("flags", flags, JPP_OP_CHEAP | JPP_OP_BACKWARD | JPP_OP_EFFECT) &&
             jpp_py_to_u32s(inputs, &input_ids, &desc.num_inputs) &&
+            jpp_py_to_u32s(ranks, &rank_ids, &desc.num_ranks) &&
             read_types(outputs, &list);
   if (ok) {
+    desc.ranks = rank_ids;
     desc.inputs = input_ids;
     desc.num_outputs = list.count;
     desc.outputs = list.data;
     ok = jpp_py_check(jpp_graph_builder_add_op(builder, &desc, &first));
   }
   jpp_free(input_ids);
+  jpp_free(rank_ids);
   type_list_deinit(&list);
   jpp_py_utf8_release(&name);
   jpp_py_utf8_release(&where);
@@ -307,8 +310,11 @@ static PyMethodDef kMethods[] = {
      "give_arg($self, ranks, /)\n--\n\n"
      "The argument added last is given on these ranks, ascending, and no others."},
     {"add_op", graph_add_op, METH_VARARGS,
-     "add_op($self, kind, flags, attr, inputs, types, cost, name, where, code, /)\n--\n\n"
-     "Adds an op with outputs of these types; gives the first one's value id."},
+     "add_op($self, kind, flags, attr, inputs, types, cost, name, where, code, ranks, /)"
+     "\n--\n\n"
+     "Adds an op with outputs of these types; gives the first one's value id. `ranks`: "
+     "of "
+     "a task, where it runs."},
     {"begin_loop", graph_begin_loop, METH_VARARGS,
      "begin_loop($self, microbatches, stages, schedule, where, /)\n--\n\n"
      "Ops from here on are a loop's body; gives the value id of the microbatch number."},

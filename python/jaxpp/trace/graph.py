@@ -544,7 +544,7 @@ class _Builder:
         code = self._code(primitive, params, operands)
         known = 0 if branches or part else code
         first = self.core.add_op(
-            kind, flags, attr, values + guards, types, cost, primitive.name, where, known
+            kind, flags, attr, values + guards, types, cost, primitive.name, where, known, ranks
         )
         self.ops[self.num_ops] = FrontOp(
             primitive,

@@ -102,13 +102,16 @@ static void assert_op_refused(jpp_op_desc_t desc, const char* why) {
 static void test_tasks_have_a_rank_outside_loops(void** state) {
   (void)state;
   jpp_op_desc_t task = op(JPP_OP_TASK);
-  task.attr = 40;
-  assert_op_refused(task, "the task runs on rank 40; expected one of 2 ranks");
+  static const uint32_t kRanks[] = {0, 40};
+  assert_op_refused(task, "a @task runs on no rank");
+  task.num_ranks = 2;
+  task.ranks = kRanks;
+  assert_op_refused(task, "op 0 is run on rank 40; expected one of 2 ranks");
   jpp_graph_builder_t* builder = create();
   uint32_t id = 0;
   jpp_loop_desc_t loop = {.microbatches = 1};
   ASSERT_OK(jpp_graph_builder_begin_loop(builder, &loop, &id));
-  task.attr = 0;
+  task.num_ranks = 1;
   ASSERT_FAILS(jpp_graph_builder_add_op(builder, &task, &id), JPP_GRAPH_ERROR,
                "a @task belongs outside loops");
   jpp_graph_builder_destroy(builder);
@@ -313,6 +316,7 @@ static uint32_t random_value(const random_graph_t* g) {
 }
 
 static jpp_status_t* random_op(random_graph_t* g, uint32_t* out_id) {
+  static const uint32_t kRanks[] = {0, 1};
   uint32_t inputs[3];
   jpp_type_t outputs[3];
   bool mark = random_below(3) == 0;
@@ -335,6 +339,8 @@ static jpp_status_t* random_op(random_graph_t* g, uint32_t* out_id) {
       .cost = random_cost(),
       .name = random_name(),
       .where = random_name(),
+      .num_ranks = mark ? random_below(3) : 0,
+      .ranks = kRanks,
   };
   g->has_op = true;
   return jpp_graph_builder_add_op(g->builder, &desc, out_id);

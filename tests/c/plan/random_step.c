@@ -38,10 +38,11 @@ typedef struct maker {
   uint32_t names;
   uint32_t index;
   bool backward, last_mark;
-  bool layered;    // each stage has the same ops, and the first and last one some more
-  uint32_t code;   // of the ops that are added; 0: none
-  pool_t args;     // small and large ones
-  pool_t outside;  // what ops outside the loops made
+  bool layered;   // each stage has the same ops, and the first and last one some more
+  uint32_t code;  // of the ops that are added; 0: none
+  uint32_t task_ranks[2], num_task_ranks;  // of the op that is added
+  pool_t args;                             // small and large ones
+  pool_t outside;                          // what ops outside the loops made
   pool_t forward[kMaxStages], transposed[kMaxStages], marked[kMaxStages];
   pool_t results;
   bool is_large[kMaxValues];
@@ -74,7 +75,9 @@ static uint32_t add_op(maker_t* m, jpp_op_kind_t kind, uint32_t attr, uint8_t fl
                         .outputs = &type,
                         .name = name,
                         .cost = kind == JPP_OP_CALL ? (float)(m->names % 5) : 0,
-                        .code = m->code};
+                        .code = m->code,
+                        .ranks = m->task_ranks,
+                        .num_ranks = m->num_task_ranks};
   if (m->code) desc.cost = 1e7F;  // worth a task of its own
   uint32_t value = 0;
   ASSERT_OK(jpp_graph_builder_add_op(m->builder, &desc, &value));
@@ -95,12 +98,18 @@ static uint32_t add_call(maker_t* m, uint8_t flags, const pool_t* near,
   return add_op(m, JPP_OP_CALL, 0, flags, (inputs_t){count, inputs}, pick(3) == 0);
 }
 
-// A task that the user wrote, on any rank.
+// A task that the user wrote, on any rank, or on two.
 static uint32_t add_task(maker_t* m, uint8_t flags, const pool_t* near,
                          const pool_t* far) {
   uint32_t inputs[] = {any(near), any(far), recent(near)}, count = pick(4);
-  return add_op(m, JPP_OP_TASK, pick(m->ranks), flags, (inputs_t){count, inputs},
-                pick(3) == 0);
+  uint32_t rank = pick(m->ranks), more = pick(m->ranks - rank);
+  m->task_ranks[0] = rank;
+  m->task_ranks[1] = rank + more;
+  m->num_task_ranks = !more || pick(3) ? 1 : 2;
+  uint32_t value =
+      add_op(m, JPP_OP_TASK, 0, flags, (inputs_t){count, inputs}, pick(3) == 0);
+  m->num_task_ranks = 0;
+  return value;
 }
 
 // The ops that each stage has.

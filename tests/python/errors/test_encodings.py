@@ -16,7 +16,7 @@ def test_graphs_may_be_named_anything(name: str) -> None:
     graph = _core.Graph(name, 2)
     value = graph.add_arg(("float32", [2]), False, name)
     index = graph.begin_loop(2, 1, None, name)
-    graph.add_op(0, 0, 0, [value, index], [("float32", [2])], 1.0, "f", name, 0)
+    graph.add_op(0, 0, 0, [value, index], [("float32", [2])], 1.0, "f", name, 0, ())
     assert graph.end_loop([], [], []) == index + 2
     graph.add_output(value, name, _core.NONE)
     graph.finish()
@@ -33,7 +33,7 @@ def test_errors_quote_any_name(name: str) -> None:
     proved.text().encode()
     graph = _core.Graph("g", 1)
     with pytest.raises(jaxpp.JaxppError) as raised:
-        graph.add_op(0, 0, 0, [7], [], 1.0, name, name, 0)
+        graph.add_op(0, 0, 0, [7], [], 1.0, name, name, 0, ())
     str(raised.value).encode()
 
 
