@@ -15,7 +15,7 @@ from jaxpp import _core
 from jaxpp.errors import definition_line, make_error
 from jaxpp.mesh import MpmdMesh
 from jaxpp.schedules import check_count
-from jaxpp.step import check_function, make_function, mpmd_jit_with_loop
+from jaxpp.step import MpmdFunction, check_function, make_options, mpmd_jit_with_loop
 from jaxpp.trace.loop import run_loop
 
 __all__ = ["mpmd_jit_by_yield"]
@@ -101,4 +101,5 @@ def mpmd_jit_by_yield(
     def one_pass(*args: Any, **kwargs: Any) -> Any:
         return run_loop(lambda i: fun(*args, **kwargs), fun, 1, schedule, _Last(), title)
 
-    return make_function("mpmd_jit_by_yield", one_pass, mpmd_mesh, **options)
+    made = make_options("mpmd_jit_by_yield", one_pass, mpmd_mesh, **options)
+    return MpmdFunction(one_pass, made)

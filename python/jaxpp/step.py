@@ -341,7 +341,7 @@ def check_function(who: str, fun: Any, mpmd_mesh: Any) -> None:
         )
 
 
-def make_function(
+def make_options(
     who: str,
     fun: Callable[..., Any],
     mpmd_mesh: Any,
@@ -360,10 +360,10 @@ def make_function(
     steps_in_flight: Any = None,
     reduce_once: Any = True,
     fsdp: Any = None,
-) -> MpmdFunction:
-    """Checks the arguments of the API function `who` and returns its result."""
+) -> Options:
+    """Checks the arguments of the API function `who`."""
     check_function(who, fun, mpmd_mesh)
-    options = Options(
+    return Options(
         who,
         mpmd_mesh,
         _one_of(who, "in", in_specs, in_shardings),
@@ -379,7 +379,6 @@ def make_function(
         flag_of(reduce_once, "reduce_once", who),
         fsdp_of(fsdp, who),
     )
-    return MpmdFunction(fun, options)
 
 
 def mpmd_jit_with_loop(
@@ -448,4 +447,4 @@ def mpmd_jit_with_loop(
     options = {k: v for k, v in locals().items() if k not in ("fun", "mpmd_mesh", "use_pgle")}
     if fun is None:
         return functools.partial(mpmd_jit_with_loop, mpmd_mesh=mpmd_mesh, **options)
-    return make_function("mpmd_jit_with_loop", fun, mpmd_mesh, **options)
+    return MpmdFunction(fun, make_options("mpmd_jit_with_loop", fun, mpmd_mesh, **options))

@@ -102,6 +102,10 @@ class TaskLowerer:
         run.__name__ = task.name
         return run
 
+    def _is_written(self, task: _core.StagedTask) -> bool:
+        """Whether the user wrote the task: the types in it may have shardings."""
+        return self.staged.op(task.ops[0]).kind == _core.OP_TASK
+
     def _resolved(self, op: int) -> FrontOp:
         """The op with the inputs that the planner gave it (marks are bypassed)."""
         front = self.graph.ops[op]
@@ -185,7 +189,7 @@ class TaskLowerer:
             jax.ShapeDtypeStruct(self.avals[v].shape, self.avals[v].dtype) for v in task.inputs
         ]
         options: dict[str, Any] = {}
-        if not self.specs.one_device:
+        if not self.specs.one_device or self._is_written(task):
             options["in_shardings"] = tuple(self._shardings(task.inputs))
             options["out_shardings"] = self._shardings(task.outputs)
         function = jax.jit(self._task_function(task), keep_unused=True, **options)

@@ -13,13 +13,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import Literal
+from jax.extend.core import Literal, jaxpr_as_fun
 
 from jaxpp.jax_internals.arrays import wrap_keys
 from jaxpp.jax_internals.jaxprs import settings_of
 from jaxpp.mesh import MpmdMesh
 from jaxpp.trace.graph import FrontOp
 from jaxpp.trace.splitting import Conditional, Whole
+from jaxpp.trace.written import task_p
 
 __all__ = ["MadeOp", "run_op", "run_ops", "zeros"]
 
@@ -42,6 +43,8 @@ def _bind(op: FrontOp, params: dict[str, Any], operands: Sequence[Any], mesh: Mp
     """Evaluates one equation on tracers."""
     if op.primitive.name == "sharding_constraint" and mesh.lowering_mesh().size == 1:
         return list(operands)
+    if op.primitive is task_p:
+        return jaxpr_as_fun(params["jaxpr"])(*operands)
     bound = op.primitive.get_bind_params(params)
     with settings_of(op.eqn) if op.eqn else contextlib.nullcontext():
         outs = op.primitive.bind(*operands, **bound)

@@ -37,6 +37,7 @@ from jaxpp.trace.gather import Gather
 from jaxpp.trace.graph import FrontLoop, Graph, build_graph
 from jaxpp.trace.loop import refuse_refs_from_outside, warn_of_marks_without_loop
 from jaxpp.trace.stacked import Bounds, cut_results, part_step, parts_of_leaves
+from jaxpp.trace.written import Place, place_of, places_of_results
 
 __all__ = ["Planned", "Traced", "name_of", "trace_function", "trace_step"]
 
@@ -318,6 +319,7 @@ class _TracedCall:
     argument_bounds: list[Bounds | None]
     result_bounds: list[Bounds | None]
     statics: list[Static]
+    places: list[Place] | None = None  # of the arguments of a program written by hand
 
     def next_args(self, donated: list[bool]) -> list[int]:
         """For each result the argument that it becomes in the next step, or NONE."""
@@ -328,6 +330,7 @@ class _TracedCall:
     def graph(self, donated: list[bool], next_args: list[int], **options: Any) -> Graph:
         ranks, names = self.mesh.mpmd_dim, (self.arg_names, self.out_names)
         ends = (*names, next_args, self.out_ranks)
+        options["places"] = self.places
         return build_graph(self.name, ranks, self.closed, donated, *ends, **options)
 
     def shardings(self, graph: Graph, batch_axes: Sequence[str] = ()) -> StepShardings:
@@ -525,7 +528,23 @@ def _trace_call(
         result_bounds=[None] * len(out_names),
         statics=signature.statics(call),
     )
+    if options.written:
+        return _placed_by_hand(traced_call, taken)
     return _with_split_results(_with_split_leaves(traced_call), given)
+
+
+def _placed_by_hand(traced_call: _TracedCall, taken: Sequence[Any]) -> _TracedCall:
+    """The program with its arguments and results where the user has put them."""
+    mesh = traced_call.mesh
+    places = [place_of(sharding, mesh, "in_shardings") for sharding in taken]
+    results = places_of_results(traced_call.closed.jaxpr, places)
+    return dataclasses.replace(
+        traced_call,
+        in_specs=[place.spec for place in places],
+        out_specs=[place.spec for place in results],
+        out_ranks=[place.ranks for place in results],
+        places=places,
+    )
 
 
 def _plan_gathered(

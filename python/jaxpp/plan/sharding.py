@@ -191,7 +191,7 @@ class StepShardings:
         self._names = names
         self._out_names = out_names
         self._batch_axes = batch_axes
-        self._found: dict[int, PartitionSpec] = {}  # by value of the graph
+        self._found = dict(graph.specs)  # by value of the graph
         self.partial: list[list[Partial]] = []  # of each loop's results; empty: of none
 
     def _given(
@@ -217,7 +217,7 @@ class StepShardings:
         given_in, given_out = self._given(staged)
         mesh = self._mesh.lowering_mesh()
         if mesh.size == 1:
-            return Specs({**given_in, **given_out}, None)
+            return Specs({**self._found, **given_in, **given_out}, None)
         origins = staged.origins()
         wanted = sorted({origins[v] for v in _crossing_values(staged)})
         if not self._found.keys() >= set(wanted):

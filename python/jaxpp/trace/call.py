@@ -64,6 +64,7 @@ class Options:
     reduce_once: bool = True  # gradients are summed over a rank's devices after the loop
     # When a sharded weight, by its name and type, is gathered: "step", "use" or None.
     fsdp: Callable[[str, Any], str | None] | None = None
+    written: bool = False  # by hand, with `jaxpp.experimental.mpmd`
 
 
 @dataclasses.dataclass

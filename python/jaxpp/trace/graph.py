@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
+from jax.sharding import PartitionSpec
 
 from jaxpp import _core
 from jaxpp.errors import make_error
@@ -41,6 +42,7 @@ from jaxpp.trace.splitting import (
     inlined_call,
     is_recomputation,
 )
+from jaxpp.trace.written import Place, task_p, transfer_p
 
 __all__ = ["FrontLoop", "FrontOp", "Graph", "build_graph"]
 
@@ -111,6 +113,7 @@ class Graph:
     consts: list[Any]  # trailing arguments that the user does not pass
     num_args: int  # number of arguments from the user; values 0 .. are all arguments
     num_ops: int
+    specs: dict[int, PartitionSpec]  # of values of tasks that the user wrote
 
 
 def _bytes(aval: Any) -> int:
@@ -228,6 +231,7 @@ class _Builder:
         self.loops: list[FrontLoop] = []
         self.avals: dict[int, Any] = {}
         self.num_ops = 0
+        self.specs: dict[int, PartitionSpec] = {}
         self.consts: list[Any] = []
         self.const_values: dict[int, int] = {}  # id of a constant -> value
         self.outside: set[int] | None = None  # in a body: loop-invariant values
@@ -244,8 +248,10 @@ class _Builder:
 
     # --- Values ---
 
-    def add_arg(self, aval: Any, donated: bool, name: str) -> int:
+    def add_arg(self, aval: Any, donated: bool, name: str, ranks: Sequence[int] = ()) -> int:
         value = self.core.add_arg(physical_type(aval), donated, name)
+        if ranks:
+            self.core.give_arg(ranks)
         self.avals[value] = aval
         return value
 
@@ -298,6 +304,10 @@ class _Builder:
     def add_eqn(self, eqn: JaxprEqn, operands: list[Operand]) -> list[Operand]:
         if eqn.primitive is loop_p:
             return self.add_loop(eqn, operands)
+        if eqn.primitive is task_p:
+            return self.add_task(eqn, operands)
+        if eqn.primitive is transfer_p:
+            return self.add_transfer(eqn, operands)
         if eqn.primitive in _MARKS:
             return self.add_mark(eqn, operands)
         called = _called(eqn)
@@ -446,6 +456,33 @@ class _Builder:
             self.gathers.note_results(operands, outs, part)
         return outs
 
+    def add_task(self, eqn: JaxprEqn, operands: list[Operand]) -> list[Operand]:
+        """Adds a task that the user wrote."""
+        for value in operands:
+            if isinstance(value, int) and value in self.const_values.values():
+                self.specs[value] = PartitionSpec()
+        return self._add_written(eqn, eqn.params, operands)
+
+    def _add_written(
+        self, eqn: JaxprEqn, params: dict[str, Any], operands: list[Operand]
+    ) -> list[Operand]:
+        avals = params["jaxpr"].out_avals
+        flags = _core.FLAG_EFFECT if eqn.effects else 0
+        options = {"flags": flags, "kind": _core.OP_TASK, "ranks": params["ranks"]}
+        first = self._add(eqn, task_p, params, operands, avals, **options)
+        specs = (place.spec for place in params["out_places"])
+        self.specs.update(zip(range(first, first + len(avals)), specs, strict=True))
+        return list(range(first, first + len(avals)))
+
+    def add_transfer(self, eqn: JaxprEqn, operands: list[Operand]) -> list[Operand]:
+        """The planner sends a value to where it is used; one that is sharded differently there
+        takes a task of its own."""
+        reshards = eqn.params["reshards"]
+        return [
+            operand if params is None else self._add_written(eqn, params, [operand])[0]
+            for operand, params in zip(operands, reshards, strict=True)
+        ]
+
     def add_mark(self, eqn: JaxprEqn, operands: list[Operand]) -> list[Operand]:
         if self.outside is None or eqn.primitive is mark_tangent_p:
             return operands  # outside a loop a mark has no effect
@@ -533,18 +570,21 @@ class _Builder:
         kind: int = _core.OP_CALL,
         attr: int = 0,
         part: Part | None = None,
+        ranks: Sequence[int] = (),
     ) -> int:
         values = [o for o in operands if isinstance(o, int)]
         branches = () if kind == _core.OP_ADD else self.branches
         indices = (branch.conditional.index for branch in branches)
         guards = [index for index in indices if isinstance(index, int)]
         types = [physical_type(a) for a in avals]
-        cost = _flops(eqn, params) if eqn and kind == _core.OP_CALL else 0.0
+        opaque = kind in (_core.OP_CALL, _core.OP_TASK)
+        cost = _flops(eqn, params) if eqn and opaque else 0.0
+        name = params["name"] if kind == _core.OP_TASK else primitive.name
         where = user_line(eqn) if eqn else None
         code = self._code(primitive, params, operands)
         known = 0 if branches or part else code
         first = self.core.add_op(
-            kind, flags, attr, values + guards, types, cost, primitive.name, where, known, ranks
+            kind, flags, attr, values + guards, types, cost, name, where, known, ranks
         )
         self.ops[self.num_ops] = FrontOp(
             primitive,
@@ -654,6 +694,7 @@ def build_graph(
     out_ranks: Sequence[Sequence[int] | None],
     loop_length: Callable[[Any, int], int] = lambda schedule, length: length,
     gathers: Mapping[int, Gather] = types.MappingProxyType({}),
+    places: Sequence[Place] | None = None,
 ) -> Graph:
     """Builds the graph of a traced step.
 
@@ -668,6 +709,8 @@ def build_graph(
       loop_length: the number of microbatches to plan for a loop, from its schedule and its
         length.
       gathers: for values of the graph that are weights of a loop how it gathers them.
+      places: where the arguments of a program written by hand are given; None: the planner
+        places them.
 
     Raises:
       JaxppError: a loop in a loop, a mark under a control-flow primitive.
@@ -675,9 +718,13 @@ def build_graph(
     builder = _Builder(name, ranks, loop_length, gathers)
     jaxpr = closed_jaxpr.jaxpr
     args = [
-        builder.add_arg(v.aval, d, n)
-        for v, d, n in zip(jaxpr.invars, donated, arg_names, strict=True)
+        builder.add_arg(v.aval, d, n, place.ranks if place else ())
+        for v, d, n, place in zip(
+            jaxpr.invars, donated, arg_names, places or [None] * len(arg_names), strict=True
+        )
     ]
+    if places is not None:
+        builder.specs.update(zip(args, (place.spec for place in places), strict=True))
     builder.collect_consts(closed_jaxpr)
     outs = builder.walk(closed_jaxpr, args)
     ends = zip(outs, out_names, next_args, out_ranks, strict=True)
@@ -695,4 +742,5 @@ def build_graph(
         builder.consts,
         len(args),
         builder.num_ops,
+        builder.specs,
     )

@@ -1,0 +1,177 @@
+"""Programs written by hand: tasks on ranks, and transfers between ranks, without a schedule.
+
+    @mpmd(mesh, in_shardings=(on_0, on_0))
+    def step(w, x):
+        h = task(forward, out_shardings=on_0)(w, x)
+        h = transfer(h, out_shardings=on_1).done()
+        return task(loss, out_shardings=on_1)(h)
+
+A rank runs its tasks in the order in which they are written. Such a program is planned, proved
+and run like any other step.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from jaxpp.array import MpmdArray
+from jaxpp.errors import definition_line, make_error
+from jaxpp.mesh import MpmdMesh
+from jaxpp.plan.planning import Traced
+from jaxpp.step import BoundStep, LoweredStep, MpmdFunction, make_options
+from jaxpp.trace.call import Call
+from jaxpp.trace.written import Program, Transfer, task, transfer
+
+__all__ = ["LoweredMpmdFun", "MpmdFunction", "MpmdMesh", "Transfer", "mpmd", "task", "transfer"]
+
+
+class LocalJaxpr:
+    """The program of one rank.
+
+    Attributes:
+      global_invar_indices: the numbers of the argument leaves that the rank is given.
+      global_outvar_indices: those of the result leaves that it is left with.
+    """
+
+    def __init__(self, plan: Traced, rank: int) -> None:
+        self._plan, self._rank = plan, rank
+        arguments = plan.staged.args()[: len(plan.arg_names)]
+        self.global_invar_indices = _on_rank(arguments, rank)
+        self.global_outvar_indices = _on_rank(plan.staged.outputs(), rank)
+
+    def __str__(self) -> str:
+        _, *programs = self._plan.text.split("\nactor ")
+        return f"actor {programs[self._rank]}"
+
+
+def _on_rank(placed: Sequence[Any], rank: int) -> tuple[int, ...]:
+    return tuple(k for k, value in enumerate(placed) if rank in value.ranks)
+
+
+class LoweredMpmdFun(LoweredStep):
+    """A program planned for given arguments.
+
+    Attributes:
+      local_jaxprs: the program of each rank.
+    """
+
+    def __init__(self, function: MpmdFunction, call: Call, plan: Traced) -> None:
+        super().__init__(function, call, plan)
+        self.mpmd_mesh = plan.mesh
+        self.local_jaxprs = tuple(LocalJaxpr(plan, r) for r in range(plan.mesh.mpmd_dim))
+        self._bound: BoundStep | None = None
+
+    @property
+    def _local_jaxpr(self) -> LocalJaxpr:
+        return self.local_jaxprs[self.mpmd_mesh.my_mpmd_axis_index]
+
+    @property
+    def in_shardings(self) -> Any:
+        """The shardings of the arguments, as a tuple of their trees."""
+        return super().in_shardings[0]
+
+    @property
+    def out_shape(self) -> Any:
+        """The shapes and dtypes of the results."""
+        return self.plan.out_info
+
+    def _local_arguments(self) -> set[int]:
+        unstack = enumerate(self.mpmd_mesh.unstack)
+        own = [rank for rank, mesh in unstack if mesh.local_devices]
+        return {k for rank in own for k in self.local_jaxprs[rank].global_invar_indices}
+
+    @property
+    def used_inputs(self) -> Any:
+        """For each argument leaf whether this process has to pass it."""
+        used = self._local_arguments()
+        leaves = [k in used for k in range(len(self.plan.arg_names))]
+        return jax.tree.unflatten(jax.tree.structure(self.in_shardings), leaves)
+
+    def __call__(self, *args: Any) -> Any:
+        if self._bound is None:
+            self._bound = self.compile()
+        return self._bound(*args)
+
+    def eval_local(self, *local_args: Any) -> Any:
+        """Runs the program on the argument leaves that this process has to pass, in order."""
+        used = sorted(self._local_arguments())
+        if len(local_args) != len(used):
+            raise make_error(
+                "invalid-argument",
+                f"eval_local: expected the {len(used)} argument leaves that used_inputs marks, "
+                f"found {len(local_args)}",
+            )
+        given = dict(zip(used, local_args, strict=True))
+        shardings, tree = jax.tree.flatten(self.in_shardings)
+        leaves = [
+            given[k]
+            if k in given
+            else MpmdArray([], sharding, shape=aval.shape, dtype=aval.dtype)
+            for k, (sharding, aval) in enumerate(zip(shardings, self.plan.in_avals, strict=True))
+        ]
+        return self(*jax.tree.unflatten(tree, leaves))
+
+
+class _Written(MpmdFunction):
+    """The callable that `mpmd` returns."""
+
+    def _bind(self, call: Call) -> Any:
+        """In another trace, the program's equations are part of that one."""
+        return self._fun(*call.args)
+
+    def lower(self, *args: Any, **kwargs: Any) -> LoweredMpmdFun:
+        call = self._concrete(args, kwargs)
+        return LoweredMpmdFun(self, call, self._plan(call))
+
+
+def mpmd(
+    mpmd_mesh: MpmdMesh,
+    *,
+    in_shardings: Any,
+    donate_argnums: int | Sequence[int] | None = None,
+    infer_donation: bool = False,
+    **options: Any,
+) -> Callable[[Callable[..., Any]], MpmdFunction]:
+    """A decorator for a program written by hand.
+
+    Its function takes positional arguments and consists of calls of `task` and `transfer`;
+    everything that computes is in a task.
+
+    Args:
+      mpmd_mesh: the ranks and their devices.
+      in_shardings: a pytree prefix of the arguments, with a `NamedSharding` on the mesh of one
+        rank, `mpmd_mesh.unstack[i]`, or of several, `mpmd_mesh.mpmd_submesh([...]).jax_mesh`.
+      donate_argnums: arguments whose memory the program may reuse.
+      infer_donation: accepted for compatibility and ignored: the plan reuses the memory of
+        every value inside the program after its last use.
+      **options: `compiler_options`, `plugin`, `memory_limit` and `steps_in_flight`, as for
+        `mpmd_jit_with_loop`.
+
+    Returns:
+      A decorator, which returns an `MpmdFunction`. Its `lower` returns a `LoweredMpmdFun`.
+
+    Raises:
+      JaxppError: from the first call, `lower` or `compile`, before anything runs.
+    """
+
+    def decorate(fun: Callable[..., Any]) -> MpmdFunction:
+        @functools.wraps(fun)
+        def program(*args: Any, **kwargs: Any) -> Any:
+            if kwargs:
+                raise make_error(
+                    "invalid-argument",
+                    f"mpmd of the function at {definition_line(fun)}: expected positional "
+                    f"arguments, found keyword arguments ({min(kwargs)}=)",
+                )
+            return Program(mpmd_mesh, fun, in_shardings).run(*args)
+
+        given = {"in_shardings": in_shardings, "donate_argnums": donate_argnums, **options}
+        made = make_options("mpmd", program, mpmd_mesh, **given)
+        return _Written(program, dataclasses.replace(made, written=True))
+
+    return decorate
