@@ -206,18 +206,20 @@ class MpmdMesh:
     def without_pipeline_axis(self, spec: PartitionSpec) -> PartitionSpec:
         """The part of a whole-mesh spec that shards within a rank."""
         named = [
-            axis for part in spec for axis in (part if isinstance(part, tuple) else [part])
+            axis
+            for part in spec.partitions
+            for axis in (part if isinstance(part, tuple) else [part])
         ]
         if self.mpmd_axis_name not in named:
             return spec
         parts = []
-        for part in spec:
+        for part in spec.partitions:
             axes = part if isinstance(part, tuple) else (part,)
             kept = tuple(a for a in axes if a is not None and a != self.mpmd_axis_name)
             parts.append(kept[0] if len(kept) == 1 else kept or None)
         while parts and parts[-1] is None:
             parts.pop()
-        return PartitionSpec(*parts)
+        return PartitionSpec(*parts, unreduced=spec.unreduced, reduced=spec.reduced)
 
     @contextlib.contextmanager
     def tracing_context(self) -> Iterator[None]:

@@ -112,7 +112,9 @@ class LoweredMpmdFun(LoweredStep):
             given[k]
             if k in given
             else MpmdArray([], sharding, shape=aval.shape, dtype=aval.dtype)
-            for k, (sharding, aval) in enumerate(zip(shardings, self.plan.in_avals, strict=True))
+            for k, (sharding, aval) in enumerate(
+                zip(shardings, self.plan.in_avals, strict=True)
+            )
         ]
         return self(*jax.tree.unflatten(tree, leaves))
 

@@ -185,16 +185,20 @@ class TaskLowerer:
             module.keep_partial(arguments, results, self.mesh.lowering_mesh())
 
     def _lower(self, task: _core.StagedTask, donations: Sequence[int | None]) -> LoweredTask:
-        avals = [
-            jax.ShapeDtypeStruct(self.avals[v].shape, self.avals[v].dtype) for v in task.inputs
+        shardings = self._shardings(task.inputs)
+        # Equations on explicit meshes have operands with shardings as part of their types.
+        types = shardings if self._is_written(task) else [None] * len(task.inputs)
+        structs = [
+            jax.ShapeDtypeStruct(self.avals[v].shape, self.avals[v].dtype, sharding=type_)
+            for v, type_ in zip(task.inputs, types, strict=True)
         ]
         options: dict[str, Any] = {}
         if not self.specs.one_device or self._is_written(task):
-            options["in_shardings"] = tuple(self._shardings(task.inputs))
+            options["in_shardings"] = tuple(shardings)
             options["out_shardings"] = self._shardings(task.outputs)
         function = jax.jit(self._task_function(task), keep_unused=True, **options)
         with context_mesh(self.mesh.lowering_mesh()):
-            traced = function.trace(*avals)
+            traced = function.trace(*structs)
             module = LoweredModule(traced.lower(lowering_platforms=(self.platform,)))
         self._keep_partial(task, module)
         module.set_aliases(donations)

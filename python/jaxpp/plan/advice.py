@@ -37,7 +37,7 @@ class Step:
 
 
 def _axes_of(spec: PartitionSpec) -> Iterator[str]:
-    for part in spec:
+    for part in spec.partitions:
         yield from part if isinstance(part, tuple) else [part] if isinstance(part, str) else []
 
 

@@ -152,7 +152,7 @@ def _refuse_pipeline_axis(given: Any, what: str, mesh: MpmdMesh) -> None:
     if isinstance(given, MpmdSharding) or not isinstance(spec, PartitionSpec):
         return
     axis = mesh.mpmd_axis_name
-    named = [a for part in spec for a in (part if isinstance(part, tuple) else (part,))]
+    named = [a for part in spec.partitions for a in (part if isinstance(part, tuple) else (part,))]
     if axis not in named:
         return
     others = [repr(a) for a in mesh.jax_mesh.axis_names if a != axis]
@@ -413,7 +413,7 @@ def _part_names(names: Sequence[str], bounds: Sequence[Bounds | None]) -> list[s
 
 
 def _cuts_rows(spec: PartitionSpec | None) -> bool:
-    return spec is not None and len(spec) > 0 and spec[0] is not None
+    return spec is not None and any(part is not None for part in spec.partitions[:1])
 
 
 def _may_part(mesh: MpmdMesh) -> bool:

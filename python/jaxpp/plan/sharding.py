@@ -53,11 +53,15 @@ class Specs:
 # --- Specs from the user -----------------------------------------------------------------
 
 
+def _axes_of(part: Any) -> tuple[str, ...]:
+    return () if part is None else (part if isinstance(part, tuple) else (part,))
+
+
 def check_spec(spec: PartitionSpec, aval: Any, mesh: Mesh, what: str) -> None:
     """Checks that axes exist, are used once and divide the shape. Raises
     JaxppError("sharding")."""
     sizes = dict(mesh.shape)
-    parts = [() if p is None else (p if isinstance(p, tuple) else (p,)) for p in spec]
+    parts = [_axes_of(part) for part in spec.partitions]
     if len(parts) > len(aval.shape):
         raise make_error(
             "sharding",
@@ -143,7 +147,7 @@ def _crossing_values(staged: _core.Staged) -> set[int]:
 
 def _without(spec: PartitionSpec, axes: frozenset[str]) -> PartitionSpec:
     """The spec without these axes."""
-    parts = [() if p is None else (p if isinstance(p, tuple) else (p,)) for p in spec]
+    parts = [_axes_of(part) for part in spec.partitions]
     return PartitionSpec(*(tuple(a for a in part if a not in axes) or None for part in parts))
 
 

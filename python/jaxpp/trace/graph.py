@@ -717,11 +717,10 @@ def build_graph(
     """
     builder = _Builder(name, ranks, loop_length, gathers)
     jaxpr = closed_jaxpr.jaxpr
+    ranks_of_args = [place.ranks for place in places] if places else [()] * len(arg_names)
     args = [
-        builder.add_arg(v.aval, d, n, place.ranks if place else ())
-        for v, d, n, place in zip(
-            jaxpr.invars, donated, arg_names, places or [None] * len(arg_names), strict=True
-        )
+        builder.add_arg(v.aval, d, n, r)
+        for v, d, n, r in zip(jaxpr.invars, donated, arg_names, ranks_of_args, strict=True)
     ]
     if places is not None:
         builder.specs.update(zip(args, (place.spec for place in places), strict=True))

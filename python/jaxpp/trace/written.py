@@ -209,7 +209,9 @@ class Program:
             else self._find(leaf, f"task {name}: {text}")
             for text, leaf in named
         ]
-        check_arrays([leaf for (_, leaf), k in zip(named, known, strict=True) if k is None], what)
+        check_arrays(
+            [leaf for (_, leaf), k in zip(named, known, strict=True) if k is None], what
+        )
         ranks = self._ranks_of_task(what, named, known, given)
         operands = [leaf for _, leaf in named]
         specs = [k.place.spec if k else PartitionSpec() for k in known]
@@ -234,9 +236,7 @@ class Program:
         given: _Task,
     ) -> tuple[int, ...]:
         """The ranks of its arguments, mesh and shardings, which must agree."""
-        found = [
-            (text, k.place.ranks) for (text, _), k in zip(named, known, strict=True) if k
-        ]
+        found = [(text, k.place.ranks) for (text, _), k in zip(named, known, strict=True) if k]
         if given.mesh is not None:
             sharding = NamedSharding(given.mesh, PartitionSpec())
             found.append(("mesh", place_of(sharding, self.mesh, f"{what}: mesh").ranks))
@@ -336,7 +336,9 @@ class Program:
         if donate_argnums is None:
             return
         numbers = [donate_argnums] if isinstance(donate_argnums, int) else list(donate_argnums)
-        wrong = [n for n in numbers if not isinstance(n, int) or not -len(args) <= n < len(args)]
+        wrong = [
+            n for n in numbers if not isinstance(n, int) or not -len(args) <= n < len(args)
+        ]
         if wrong:
             raise make_error(
                 "invalid-argument",
@@ -403,7 +405,9 @@ class Program:
         ranks, places = place.ranks, (place,)
         return {"jaxpr": jaxpr, "name": "reshard", "ranks": ranks, "out_places": places}
 
-    def complete(self, transfer: Transfer, outs: Sequence[Any], places: Sequence[Place]) -> None:
+    def complete(
+        self, transfer: Transfer, outs: Sequence[Any], places: Sequence[Place]
+    ) -> None:
         """The arrays that a transfer brought are values of the program from here on."""
         self._open.remove(transfer)
         for out, place in zip(outs, places, strict=True):
