@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+from jax.sharding import Mesh
 
 from jaxpp.array import MpmdArray
 from jaxpp.errors import definition_line, make_error
@@ -25,9 +26,19 @@ from jaxpp.mesh import MpmdMesh
 from jaxpp.plan.planning import Traced
 from jaxpp.step import BoundStep, LoweredStep, MpmdFunction, make_options
 from jaxpp.trace.call import Call
-from jaxpp.trace.written import Program, Transfer, task, transfer
+from jaxpp.trace.program import Program, TaskOptions, Transfer, current_program
 
-__all__ = ["LoweredMpmdFun", "MpmdFunction", "MpmdMesh", "Transfer", "mpmd", "task", "transfer"]
+__all__ = [
+    "LoweredMpmdFun",
+    "MpmdFunction",
+    "MpmdMesh",
+    "Transfer",
+    "mpmd",
+    "slice",
+    "stack",
+    "task",
+    "transfer",
+]
 
 
 class LocalJaxpr:
@@ -177,3 +188,86 @@ def mpmd(
         return _Written(program, dataclasses.replace(made, written=True))
 
     return decorate
+
+
+def task(
+    fun: Callable[..., Any] | None = None,
+    /,
+    *,
+    out_shardings: Any,
+    name: str | None = None,
+    in_shardings: Any = None,
+    mesh: Mesh | None = None,
+    donate_argnums: int | Sequence[int] | None = None,
+) -> Any:
+    """A function that runs as one program on one rank, or on each of several.
+
+    Args:
+      fun: the function, of pytrees of arrays.
+      out_shardings: a pytree prefix of its results, with a `NamedSharding` on the mesh of its
+        ranks or, where arguments or `mesh` say which these are, a `PartitionSpec`.
+      name: for traces and messages; default: that of `fun`.
+      in_shardings: the shardings of the arguments, which are known already; they must be on the
+        same ranks.
+      mesh: the mesh of its ranks, for a function without arguments. On a mesh of several ranks
+        each of them computes the same, from the same arguments.
+      donate_argnums: arguments that the program does not use again. The plan reuses the memory
+        of every value after its last use anyway; this checks that there is no later one.
+
+    Returns:
+      The function, to be called on values of the program; a decorator if `fun` is omitted.
+
+    Raises:
+      JaxppError: from the call: "mesh" (arguments of several ranks), "sharding", "donated",
+        "invalid-argument".
+    """
+    options = TaskOptions(out_shardings, name, in_shardings, mesh, donate_argnums)
+
+    def decorate(fun: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(fun)
+        def run(*args: Any) -> Any:
+            return current_program("task").add_task(fun, args, options)
+
+        return run
+
+    return decorate if fun is None else decorate(fun)
+
+
+def transfer(tree: Any, *, out_shardings: Any) -> Transfer:
+    """Sends arrays to other ranks as soon as they exist.
+
+    Args:
+      tree: a pytree of values of the program. out_shardings: a pytree prefix of it, with a
+      `NamedSharding` on the mesh of other ranks.
+        An array may be sharded differently there.
+
+    Returns:
+      A `Transfer`, whose `done()` gives the arrays on their new ranks.
+
+    Raises:
+      JaxppError: "mesh" (the array is on these ranks already), "sharding", "donated",
+        "invalid-argument".
+    """
+    return current_program("transfer").add_transfer(tree, out_shardings)
+
+
+def stack(*arrays: Any) -> Any:
+    """Arrays of disjoint ranks as one array, whose rows are parted over these ranks.
+
+    Nothing moves. A task over these ranks gets all rows on each of them.
+
+    Args:
+      *arrays: values of one rank each, or parted over several. They have the same dtype, the
+        same number of rows on each rank, and the same further dimensions.
+    """
+    return current_program("stack").stack(arrays)
+
+
+def slice(array: Any, groups: Sequence[int | Sequence[int]]) -> list[Any]:
+    """The inverse of `stack`: for each group of ranks, its part of an array.
+
+    Args:
+      array: a value of several ranks. If each of them has a copy, each group has copies.
+      groups: ranks, or lists of ranks.
+    """
+    return current_program("slice").slice(array, groups)

@@ -37,7 +37,7 @@ from jaxpp.trace.gather import Gather
 from jaxpp.trace.graph import FrontLoop, Graph, build_graph
 from jaxpp.trace.loop import refuse_refs_from_outside, warn_of_marks_without_loop
 from jaxpp.trace.stacked import Bounds, cut_results, part_step, parts_of_leaves
-from jaxpp.trace.written import Place, place_of, places_of_results
+from jaxpp.trace.written import Place, cut_parted, place_of
 
 __all__ = ["Planned", "Traced", "name_of", "trace_function", "trace_step"]
 
@@ -152,7 +152,9 @@ def _refuse_pipeline_axis(given: Any, what: str, mesh: MpmdMesh) -> None:
     if isinstance(given, MpmdSharding) or not isinstance(spec, PartitionSpec):
         return
     axis = mesh.mpmd_axis_name
-    named = [a for part in spec.partitions for a in (part if isinstance(part, tuple) else (part,))]
+    named = [
+        a for part in spec.partitions for a in (part if isinstance(part, tuple) else (part,))
+    ]
     if axis not in named:
         return
     others = [repr(a) for a in mesh.jax_mesh.axis_names if a != axis]
@@ -537,13 +539,18 @@ def _placed_by_hand(traced_call: _TracedCall, taken: Sequence[Any]) -> _TracedCa
     """The program with its arguments and results where the user has put them."""
     mesh = traced_call.mesh
     places = [place_of(sharding, mesh, "in_shardings") for sharding in taken]
-    results = places_of_results(traced_call.closed.jaxpr, places)
+    cut = cut_parted(traced_call.closed, places)
     return dataclasses.replace(
         traced_call,
-        in_specs=[place.spec for place in places],
-        out_specs=[place.spec for place in results],
-        out_ranks=[place.ranks for place in results],
-        places=places,
+        closed=cut.closed,
+        arg_names=_part_names(traced_call.arg_names, cut.argument_bounds),
+        out_names=_part_names(traced_call.out_names, cut.result_bounds),
+        in_specs=[place.spec for place in cut.arguments],
+        out_specs=[place.spec for place in cut.results],
+        out_ranks=[place.ranks for place in cut.results],
+        argument_bounds=cut.argument_bounds,
+        result_bounds=cut.result_bounds,
+        places=cut.arguments,
     )
 
 
