@@ -530,26 +530,35 @@ def _trace_call(
         result_bounds=[None] * len(out_names),
         statics=signature.statics(call),
     )
-    if options.written:
-        return _placed_by_hand(traced_call, taken)
     return _with_split_results(_with_split_leaves(traced_call), given)
 
 
-def _placed_by_hand(traced_call: _TracedCall, taken: Sequence[Any]) -> _TracedCall:
-    """The program with its arguments and results where the user has put them."""
-    mesh = traced_call.mesh
-    places = [place_of(sharding, mesh, "in_shardings") for sharding in taken]
-    cut = cut_parted(traced_call.closed, places)
-    return dataclasses.replace(
-        traced_call,
-        closed=cut.closed,
-        arg_names=_part_names(traced_call.arg_names, cut.argument_bounds),
-        out_names=_part_names(traced_call.out_names, cut.result_bounds),
+def _trace_written(
+    fun: Callable[..., Any], signature: Signature, call: Call, options: Options
+) -> _TracedCall:
+    """A program written by hand, with its arguments and results where the user has put them."""
+    mesh, (names, _) = options.mesh, signature.describe(call)
+    closed, out_tree = trace_function(fun, signature, call, mesh)
+    # The trace has found the shardings to be a prefix of the arguments.
+    places = [
+        place_of(sharding, mesh, f"{options.who}: in_shardings")
+        for sharding in broadcast_prefix(options.in_specs, call.args)
+    ]
+    cut = cut_parted(closed, places)
+    return _TracedCall(
+        name_of(fun),
+        mesh,
+        cut.closed,
+        call.tree,
+        out_tree,
+        _part_names(names, cut.argument_bounds),
+        _part_names(_output_names(out_tree), cut.result_bounds),
         in_specs=[place.spec for place in cut.arguments],
         out_specs=[place.spec for place in cut.results],
         out_ranks=[place.ranks for place in cut.results],
         argument_bounds=cut.argument_bounds,
         result_bounds=cut.result_bounds,
+        statics=[],
         places=cut.arguments,
     )
 
@@ -594,7 +603,8 @@ def trace_step(
     `measure` runs a trial of the step without donation and returns the costs of each loop's
     stages, with their spreads.
     """
-    traced_call = _trace_call(fun, signature, call, options)
+    trace = _trace_written if options.written else _trace_call
+    traced_call = trace(fun, signature, call, options)
     donated = _by_parts(signature.describe(call)[1], traced_call.argument_bounds)
     next_args = traced_call.next_args(donated)
     graph = traced_call.graph(donated, next_args)

@@ -581,7 +581,9 @@ class _Builder:
         cost = _flops(eqn, params) if eqn and opaque else 0.0
         name = params["name"] if kind == _core.OP_TASK else primitive.name
         where = user_line(eqn) if eqn else None
-        code = self._code(primitive, params, operands)
+        # What a task computes does not depend on its ranks and name.
+        computed = {"jaxpr": params["jaxpr"]} if kind == _core.OP_TASK else params
+        code = self._code(primitive, computed, operands)
         known = 0 if branches or part else code
         first = self.core.add_op(
             kind, flags, attr, values + guards, types, cost, name, where, known, ranks

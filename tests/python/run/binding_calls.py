@@ -115,7 +115,9 @@ def mixtures(step: Step) -> dict[str, Callable[[], Any]]:
         ),
         "code that is none": lambda: step.client.compile(b"none", b"", [], None, b"", b""),
         "kinds of no reduction": lambda: in_loop().end_loop([999], [0], [("float32", [2])]),
-        "flags of more bits": lambda: in_loop().add_op(0, 256, 0, [], [], 1.0, "f", None, 0, ()),
+        "flags of more bits": lambda: in_loop().add_op(
+            0, 256, 0, [], [], 1.0, "f", None, 0, ()
+        ),
         "a latency of more bits": lambda: _core.Schedule.from_rows(
             "r", 1, 1, 1, [[(1, False, 2**16, 0, 0)]]
         ),
