@@ -21,6 +21,7 @@ import pytest
 import jaxpp.api as jaxpp
 import jobs
 import trainings
+import written
 from equality import mesh_of
 from faults import left_over
 
@@ -76,8 +77,8 @@ def launch(command: str, tmp_path: pathlib.Path) -> Launch:
 
 # Jobs that succeed, by the devices of a process; two processes do one after the other.
 TOGETHER = {
-    1: ["train2", "types", "saved", "left", "traced", "profiled"],
-    2: ["train2", "types", "saved", "left"],
+    1: ["train2", "types", "by_hand", "saved", "left", "traced", "profiled"],
+    2: ["train2", "types", "by_hand", "saved", "left"],
 }
 Together = Callable[[int, str], tuple[pathlib.Path, Lines]]
 
@@ -148,6 +149,14 @@ def test_values_of_every_type_arrive(together: Together, devices: int) -> None:
     mesh = mesh_of(2, {} if devices == 1 else {"model": devices})
     assert lines[1] == list(trainings.sums_of_types(mesh))
     assert len(lines[1]) == len(trainings.TYPES)
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_programs_written_by_hand(together: Together, devices: int) -> None:
+    _, lines = together(devices, "by_hand")
+    assert lines[0] and lines[1]
+    expected = written.trained(mesh_of(2, {"data": devices}))
+    assert sorted(lines[0] + lines[1]) == sorted(expected)
 
 
 def test_stages_that_lay_values_out_differently(launch: Launch) -> None:

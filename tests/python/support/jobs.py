@@ -23,6 +23,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 import jaxpp.api as jaxpp
+import written
 from equality import mesh_of, pipelined_step
 from jaxpp import _core
 from jaxpp.client import devices, nodes, processes
@@ -58,6 +59,11 @@ def saved(folder: str) -> None:
 
 def types() -> None:
     for line in sums_of_types(mesh_of_all(2)):
+        say(line)
+
+
+def by_hand() -> None:
+    for line in written.trained(mesh_of(2, {"data": len(jax.devices()) // 2})):
         say(line)
 
 
@@ -368,6 +374,7 @@ JOBS: dict[str, Callable[[], None]] = {
         job.__name__: job
         for job in (
             types,
+            by_hand,
             relay_out,
             killed,
             stopped_of_three,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 from equality import some_devices
 from jaxpp.experimental import mpmd
+from trainings import described
 
 WIDTH = 8
 
@@ -98,6 +99,24 @@ def plain_training(ws: Any, xs: Any, ys: Any) -> Any:
     losses, grads = zip(*found, strict=True)
     total = jax.tree.map(lambda *parts: sum(parts), *grads)
     return list(losses), jax.tree.map(lambda w, d: w - 0.1 * d, ws, total)
+
+
+def trained(mesh: mpmd.MpmdMesh) -> Iterator[str]:
+    """What this process has after two steps, and of a program whose values are on several
+    ranks, as lines."""
+    step = training(mesh, 3)
+    ws, xs, ys = batch(3)
+    for _ in range(2):
+        losses, ws = step(ws, xs, ys)
+    yield from described("training", (losses, ws))
+    both = on(mesh, [0, 1], "stage")
+
+    @mpmd.mpmd(mesh, in_shardings=(both, on(mesh, 1)))
+    def program(a: Any, b: Any) -> Any:
+        total = mpmd.task(lambda a: a.sum(0), out_shardings=on(mesh, [0, 1]))(a)
+        return total, mpmd.transfer(b, out_shardings=on(mesh, 0)).done()
+
+    yield from described("parted", program(xs[0], ys[0]))
 
 
 # --- Random programs ----------------------------------------------------------------------
