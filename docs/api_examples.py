@@ -16,6 +16,7 @@ import optax
 from jax.sharding import PartitionSpec as P
 
 import jaxpp.api as jaxpp
+from jaxpp.experimental import mpmd
 
 jax.config.update("jax_num_cpu_devices", 8)
 
@@ -129,6 +130,23 @@ def evaluate(params, x):
     return loss_fn(params, x)
 
 print(float(evaluate(params, batch[0])))
+
+# %% mpmd task transfer Transfer stack slice LoweredMpmdFun
+rows = [jax.sharding.NamedSharding(m, P("data")) for m in mesh.unstack]
+both = jax.sharding.NamedSharding(mesh.mpmd_submesh([0, 1]).jax_mesh, P())
+
+@mpmd.mpmd(mesh, in_shardings=(rows[0],))
+def by_hand(x):
+    y = mpmd.task(jnp.tanh, out_shardings=rows[0])(x)
+    future = mpmd.transfer(y, out_shardings=rows[1])  # a Transfer, which sends now
+    z = mpmd.task(jnp.exp, out_shardings=rows[1])(future.done())
+    stacked = mpmd.stack(y, z)  # the rows of both ranks, without moving any
+    total = mpmd.task(jnp.sum, out_shardings=both)(stacked)  # on each of them
+    return mpmd.slice(total, [0, 1])
+
+lowered = by_hand.lower(batch[0])  # planned and proved
+print(lowered.local_jaxprs[0])
+print(lowered(batch[0]))
 
 # %% GPipe Std1F1B Eager1F1B ZeroBubble ZeroBubbleH2
 # A stage on each rank; what the first one does at first.

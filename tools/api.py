@@ -25,6 +25,8 @@ CHAPTERS = {
     "jaxpp.operations": "How results of microbatches are combined",
     "jaxpp.step": "Steps",
     "jaxpp.by_yield": "Pipelines without a loop",
+    "jaxpp.experimental.mpmd": "Programs written by hand",
+    "jaxpp.trace.program": "Values that are sent by hand",
     "jaxpp.schedules": "Schedules",
     "jaxpp.plan.auto": "A schedule that is found",
     "jaxpp.array": "Arrays",
@@ -39,6 +41,8 @@ CHAPTERS = {
 # What calls of these names give, which nobody imports.
 GIVEN = {
     "jaxpp.step": ["MpmdFunction", "TracedStep", "LoweredStep"],
+    "jaxpp.experimental.mpmd": ["mpmd", "task", "transfer", "stack", "slice", "LoweredMpmdFun"],
+    "jaxpp.trace.program": ["Transfer"],
     "jaxpp.plan.costs": [
         "CostSummary",
         "RankCost",
@@ -53,7 +57,7 @@ GIVEN = {
 HEAD = """# The Python API
 
 This page describes every name of `jaxpp.api`, which scripts import with `import jaxpp.api as
-jaxpp`, and the objects that its functions return. `tools/api.py` writes it from the docstrings
+jaxpp`, those of `jaxpp.experimental.mpmd`, and the objects that their functions return. `tools/api.py` writes it from the docstrings
 and from [api_examples.py](api_examples.py), a script that runs from top to bottom: each example
 continues where the one before it ended. [README](../README.md#a-pipelined-step) has a complete
 step, and [guide.md](guide.md) ports a model to it.
