@@ -154,7 +154,9 @@ class Project:
             f"python/jaxpp/{parts[0]}/", ""
         ):
             return False
-        return len(parts) == 1 or parts[1] in self.python_names(parts[0])
+        module = f"python/jaxpp/{'/'.join(parts)}.py"
+        names = self.python_names(parts[0])
+        return len(parts) == 1 or parts[1] in names or bool(self.places(module, ""))
 
 
 def wrong_path(project: Project, page: str, block: Block, name: str) -> str | None:

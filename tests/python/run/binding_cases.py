@@ -181,6 +181,7 @@ def cases(step: Step) -> list[Case]:
             ("types", [("float32", [2])]),
         ),
         Case("Graph.add_output", lambda: in_loop().add_output, number, ("text", "x")),
+        Case("Graph.give_arg", lambda: with_output().give_arg, ("numbers", [0])),
         Case("Graph.leave_output", lambda: with_output().leave_output, ("numbers", [0])),
         Case("Graph.finish", lambda: new().finish),
         Case("Graph.text", lambda: built_graph().text, ("numbers or None", [8])),
