@@ -58,10 +58,10 @@ HEAD = """# The Python API
 
 This page describes every name of `jaxpp.api`, which scripts import with `import jaxpp.api as
 jaxpp`, those of `jaxpp.experimental.mpmd`, and the objects that their functions return.
-`tools/api.py` writes it from the docstrings and from [api_examples.py](api_examples.py), a script
-that runs from top to bottom: each example continues where the one before it ended.
-[README](../README.md#a-pipelined-step) has a complete step, and [guide.md](guide.md) ports a model
-to it.
+`tools/api.py` writes it from the docstrings and from [api_examples.py](api_examples.py), a
+script that runs from top to bottom: each example continues where the one before it ended.
+[README](../README.md#a-pipelined-step) has a complete step, and [guide.md](guide.md) ports a
+model to it.
 """
 
 Definition = ast.ClassDef | ast.FunctionDef

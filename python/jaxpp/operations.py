@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxpp import _core
+from jaxpp.errors import make_error, shorten
 from jaxpp.jax_internals.arrays import on_one_mesh
 from jaxpp.jax_internals.context import context_mesh
 
@@ -39,16 +40,42 @@ def accumulate(operation: Operation, state: Any, value: Any, i: Any) -> jax.Arra
 
 @dataclasses.dataclass(frozen=True)
 class Add:
-    """The sum over microbatches, in order, with the shape and dtype of one value."""
+    """The sum over microbatches, in order, with the shape of one value.
+
+    Attributes:
+      dtype: of the sum, such as `jnp.float32` for gradients in bfloat16: each value is
+        converted before it is added. None: that of one value.
+    """
+
+    dtype: Any = None
+
+    def __post_init__(self) -> None:
+        if self.dtype is None:
+            return
+        try:
+            dtype = jnp.dtype(self.dtype)
+        except TypeError:
+            dtype = None
+        if dtype is None or not jnp.issubdtype(dtype, jnp.number):
+            raise make_error(
+                "invalid-argument",
+                f"Add: dtype={shorten(self.dtype)}; expected the dtype of numbers, such as "
+                "jnp.float32",
+                wrong_type=dtype is None,
+            )
+        object.__setattr__(self, "dtype", dtype)
 
     def state(self, n: int, value: jax.ShapeDtypeStruct) -> jax.Array:
-        return jnp.zeros(value.shape, value.dtype)
+        return jnp.zeros(value.shape, self.dtype or value.dtype)
 
     def update(self, state: jax.Array, value: jax.Array, i: jax.Array) -> jax.Array:
-        return jax.lax.add(state, value)
+        return jax.lax.add(state, value.astype(state.dtype))
 
     def refuses(self, value: Any) -> str | None:
         """Why it cannot reduce such values; None if it can."""
+        inexact = jnp.issubdtype(value.dtype, jnp.inexact)
+        if self.dtype and inexact and not jnp.issubdtype(self.dtype, jnp.inexact):
+            return f"expected a floating dtype for the sum of such values, found {self.dtype}"
         if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
             return (
                 "expected numbers to sum, found PRNG keys; drop them from the result, or "
@@ -124,11 +151,10 @@ def normalize(operation: Any) -> Operation | None:
 
 def state_of(operation: Operation, length: int, value: Any) -> jax.core.ShapedArray:
     """The abstract state of a reduction of `length` values like `value`."""
-    if type(operation) in (
-        Add,
-        Max,
-    ):  # fast path for the common operations: there may be thousands
-        return jax.core.ShapedArray(value.shape, value.dtype)
+    # A fast path for the common operations: there may be thousands.
+    if type(operation) in (Add, Max):
+        dtype = getattr(operation, "dtype", None) or value.dtype
+        return jax.core.ShapedArray(value.shape, dtype)
     struct = jax.ShapeDtypeStruct(value.shape, value.dtype)
     state = jax.eval_shape(lambda: operation.state(length, struct))
     return jax.core.ShapedArray(state.shape, state.dtype)

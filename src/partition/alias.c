@@ -16,12 +16,18 @@ static jpp_status_t* copy_op(jpp_partitioner_t* p, const jpp_op_t* op) {
   return JPP_VEC_PUSH(&p->ops, copy);
 }
 
+// An op of a body whose results nothing uses, as front ends leave some behind.
+static bool is_unused(const jpp_partitioner_t* p, const jpp_op_t* op) {
+  bool mark = op->kind == JPP_OP_MARK || op->kind == JPP_OP_MARK_BACKWARD;
+  if (op->loop == JPP_NONE || mark || op->flags & JPP_OP_EFFECT) return false;
+  for (uint32_t i = 0; i < op->num_outputs; ++i) {
+    if (p->uses[op->first_output + i]) return false;
+  }
+  return true;
+}
+
 static void count_uses(jpp_partitioner_t* p) {
   const jpp_graph_t* graph = p->graph;
-  for (size_t id = 0; id < p->ops.count; ++id) {
-    const jpp_op_t* op = &p->ops.data[id];
-    for (uint32_t i = 0; i < op->num_inputs; ++i) ++p->uses[op->inputs[i]];
-  }
   for (uint32_t l = 0; l < graph->num_loops; ++l) {
     const jpp_loop_t* loop = &graph->loops[l];
     for (uint32_t i = 0; i < loop->num_results; ++i) {
@@ -31,12 +37,20 @@ static void count_uses(jpp_partitioner_t* p) {
   for (uint32_t i = 0; i < graph->num_outputs; ++i) {
     ++p->uses[p->alias[graph->outputs[i].value]];
   }
+  // From the last op to the first, so that all users of an op come before it.
+  for (size_t id = p->ops.count; id-- > 0;) {
+    const jpp_op_t* op = &p->ops.data[id];
+    p->unused[id] = is_unused(p, op);
+    if (p->unused[id]) continue;
+    for (uint32_t i = 0; i < op->num_inputs; ++i) ++p->uses[op->inputs[i]];
+  }
 }
 
 jpp_status_t* jpp__partition_resolve_marks(jpp_partitioner_t* p) {
   const jpp_graph_t* graph = p->graph;
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&p->scratch, graph->num_values, &p->alias));
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&p->scratch, graph->num_values, &p->uses));
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&p->scratch, graph->num_ops, &p->unused));
   JPP_RETURN_IF_ERROR(JPP_VEC_RESERVE(&p->values, graph->num_values));
   JPP_RETURN_IF_ERROR(JPP_VEC_RESERVE(&p->origins, graph->num_values));
   JPP_RETURN_IF_ERROR(JPP_VEC_RESERVE(&p->ops, graph->num_ops));

@@ -30,7 +30,8 @@ static void classify_op(jpp_partitioner_t* p, uint32_t id, const bool* ends_stag
   uint8_t knowledge = kInvariant | kAvailable;
   if (op->loop == JPP_NONE) {
     p->segment[id] = JPP_SEGMENT_OUTER;
-  } else if (op->kind == JPP_OP_MARK || op->kind == JPP_OP_MARK_BACKWARD) {
+  } else if (op->kind == JPP_OP_MARK || op->kind == JPP_OP_MARK_BACKWARD ||
+             p->unused[id]) {
     p->segment[id] = JPP_SEGMENT_ALIAS;
   } else if (op->flags & JPP_OP_EFFECT) {
     knowledge = 0;

@@ -16,7 +16,7 @@ typedef struct jpp_staged_storage {
 enum {
   JPP_SEGMENT_OUTER = UINT32_MAX,      // outside every loop, or leaves its loop
   JPP_SEGMENT_CLONE = UINT32_MAX - 1,  // computed again where it is needed
-  JPP_SEGMENT_ALIAS = UINT32_MAX - 2,  // a mark: its outputs are its inputs
+  JPP_SEGMENT_ALIAS = UINT32_MAX - 2,  // a mark, or an op that nothing uses: does not run
   JPP_SEGMENT_OPEN = UINT32_MAX - 3,   // not decided yet
   JPP_SEGMENT_FIRST_SPECIAL = UINT32_MAX - 3,
 };
@@ -38,6 +38,7 @@ typedef struct jpp_partitioner {
 
   uint32_t* alias;      // [graph values] the value behind the marks
   uint32_t* uses;       // [graph values] by ops, loop results and outputs of the step
+  bool* unused;         // [graph ops] of a body: nothing uses their results
   uint32_t* segment;    // [graph ops]
   bool* outer_copy;     // [graph ops] a cloned op that ops outside need too
   uint32_t* handed_by;  // [graph ops] the task that hands out the results of a cloned op;

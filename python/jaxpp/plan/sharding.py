@@ -116,15 +116,34 @@ def _reduce_once(loop: FrontLoop, env: dict[int, Any]) -> None:
         env[loop.first_output + k] = value
 
 
+def _needed_ops(graph: Graph, wanted: Sequence[int]) -> list[int]:
+    """The ops that loops and wanted values need, in order."""
+    loops = {loop.op: loop for loop in graph.loops}
+    needed, found = set(wanted), []
+    for op in reversed(range(graph.num_ops)):
+        if op in loops:
+            needed.update(v for v in loops[op].results if isinstance(v, int))
+        else:
+            front = graph.ops[op]
+            outputs = range(front.first_output, front.first_output + front.num_outputs)
+            if needed.isdisjoint(outputs):
+                continue
+            indices = (branch.conditional.index for branch in front.branches)
+            needed.update(v for v in (*front.operands, *indices) if isinstance(v, int))
+        found.append(op)
+    return found[::-1]
+
+
 def _one_microbatch(
     graph: Graph, mesh: MpmdMesh, args: Sequence[int], wanted: Sequence[int]
 ) -> Callable[..., list[Any]]:
     """Evaluates the step with one microbatch, from its arguments to the wanted values."""
     loops = {loop.op: loop for loop in graph.loops}
+    ops = _needed_ops(graph, wanted)
 
     def run(*values: Any) -> list[Any]:
         env = dict(zip(args, values, strict=True))
-        for op in range(graph.num_ops):
+        for op in ops:
             if op in loops:
                 _reduce_once(loops[op], env)
             else:

@@ -24,7 +24,7 @@ from jaxpp import _core
 from jaxpp.errors import make_error
 from jaxpp.jax_internals.jaxprs import is_transposed, is_unspecified
 from jaxpp.jax_internals.lines import user_line
-from jaxpp.operations import Operation, kind_of
+from jaxpp.operations import Add, Operation, kind_of
 from jaxpp.placements import physical_type
 from jaxpp.trace.cross import place_p
 from jaxpp.trace.custom_calls import check_equation
@@ -232,6 +232,8 @@ class _Builder:
         self.avals: dict[int, Any] = {}
         self.num_ops = 0
         self.specs: dict[int, PartitionSpec] = {}
+        self.sums: dict[int, Any] = {}  # the operands of sums that the planner may regroup
+        self.transposed: set[int] = set()  # values that autodiff computes
         self.consts: list[Any] = []
         self.const_values: dict[int, int] = {}  # id of a constant -> value
         self.outside: set[int] | None = None  # in a body: loop-invariant values
@@ -451,6 +453,8 @@ class _Builder:
         if eqn.primitive is place_p and self.outside is None:
             kind = _core.OP_PLACE
         first = self._add(eqn, eqn.primitive, eqn.params, operands, avals, flags, kind)
+        if regroups:
+            self.sums[first] = operands
         outs: list[Operand] = list(range(first, first + len(avals)))
         if self.gathers is not None:
             self.gathers.note_results(operands, outs, part)
@@ -534,17 +538,22 @@ class _Builder:
         _scans_for_marks(body.jaxpr, [False] * len(body.jaxpr.outvars), scans)
         self.scans_for_marks = reversed(scans)
         outs = [self.as_value(o) for o in self.walk(body, [*operands, index])]
+        operations, value_avals = list(params["operations"]), list(body.out_avals)
+        for k, operation in enumerate(operations):
+            if type(operation) is Add and operation.dtype is not None:
+                outs[k] = self._converted(outs[k], operation.dtype)
+                operations[k], value_avals[k] = Add(), self.avals[outs[k]]
         self.outside = None
         state_avals = [v.aval for v in eqn.outvars]
-        kinds = [kind_of(o) for o in params["operations"]]
+        kinds = [kind_of(o) for o in operations]
         first = self.core.end_loop(kinds, outs, [physical_type(a) for a in state_avals])
         self._define(first, state_avals)
         self.loops.append(
             FrontLoop(
                 params["length"],
                 schedule,
-                params["operations"],
-                list(body.out_avals),
+                tuple(operations),
+                value_avals,
                 self.num_ops,
                 index,
                 outs,
@@ -556,6 +565,22 @@ class _Builder:
         )
         self.num_ops += 1
         return list(range(first, first + len(state_avals)))
+
+    def _converted(self, value: int, dtype: Any) -> int:
+        """A loop's result in the dtype of its sum. Terms of a sum over stages are converted, so
+        that each stage adds up its own."""
+        aval = self.avals[value]
+        if aval.dtype == dtype:
+            return value
+        flags = _core.FLAG_BACKWARD if value in self.transposed else 0
+        terms = self.sums.get(value)
+        if terms is None:
+            params = {"new_dtype": dtype, "weak_type": False, "sharding": None}
+            primitive, avals = jax.lax.convert_element_type_p, [aval.update(dtype=dtype)]
+            return self._add(None, primitive, params, [value], avals, flags)
+        terms = [self._converted(term, dtype) for term in terms]
+        avals = [self.avals[terms[0]]]
+        return self._add(None, jax.lax.add_p, {}, terms, avals, flags, _core.OP_ADD)
 
     # --- Helpers ---
 
@@ -600,6 +625,8 @@ class _Builder:
             part,
         )
         self.num_ops += 1
+        if flags & _core.FLAG_BACKWARD:
+            self.transposed.update(range(first, first + len(avals)))
         self._define(first, avals)
         if self.outside is not None and all(v in self.outside for v in values):
             self.outside.update(range(first, first + len(avals)))
