@@ -17,7 +17,8 @@
 //  2. Cheap ops of the loop index and of values from outside are computed again in every
 //     task that needs them. Other ops that only use values from outside leave the loop.
 //  3. Results reduced by a sum whose terms come from several tasks (a weight shared by
-//     stages) get one accumulator a task; the parts are summed after the loop.
+//     stages) get one accumulator a task; the parts are summed after the loop. A loop of
+//     one microbatch has no accumulators: its tasks make its results.
 //  4. Outside, copies of a value are equal to the bit: one rank makes it and sends it, or
 //     all ranks that make it run the same task on inputs that are themselves equal.
 //  5. An op outside that depends on no loop runs on every rank that needs its result.
@@ -58,7 +59,7 @@ typedef struct jpp_task {
   float cost;
 } jpp_task_t;
 
-// One running reduction of a loop result. `task` turns `state` into `next` once per
+// One running reduction of a result of a loop of several microbatches. `task` turns `state` into `next` once per
 // microbatch; its first value is `init` and its last one `final`.
 typedef struct jpp_accumulator {
   uint32_t loop, result, task;

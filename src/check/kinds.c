@@ -82,14 +82,18 @@ static uint8_t step_kind(const kinds_t* k, uint32_t value) {
   return k->graph->num_loops ? JPP_BYTES_OPTIMIZER_STATE : JPP_BYTES_WEIGHTS;
 }
 
+static uint8_t result_kind(const jpp_checker_t* c, uint32_t loop, uint32_t result) {
+  bool sum = c->staged->graph->loops[loop].results[result].reduce == JPP_REDUCE_ADD;
+  bool gradient = sum && c->staged->loops[loop].has_backward;
+  return gradient ? JPP_BYTES_GRADIENTS : JPP_BYTES_LOOP_RESULTS;
+}
+
 static uint8_t kind_of(const jpp_checker_t* c, const kinds_t* k, uint32_t value) {
   const jpp_accumulator_t* acc = jpp__check_accumulator(c, value);
-  if (acc) {
-    const jpp_loop_t* loop = &c->staged->graph->loops[acc->loop];
-    bool sum = loop->results[acc->result].reduce == JPP_REDUCE_ADD;
-    bool gradient = sum && c->staged->loops[acc->loop].has_backward;
-    return gradient ? JPP_BYTES_GRADIENTS : JPP_BYTES_LOOP_RESULTS;
-  }
+  if (acc) return result_kind(c, acc->loop, acc->result);
+  uint32_t producer = c->staged->values[value].producer;
+  const jpp_op_t* op = producer == JPP_NONE ? NULL : &c->staged->ops[producer];
+  if (op && op->kind == JPP_OP_ACCUMULATE) return result_kind(c, op->loop, op->attr);
   if (c->staged->scopes[value] == JPP_SCOPE_MICROBATCH) return JPP_BYTES_ACTIVATIONS;
   bool of_graph = value < k->graph->num_values;
   return of_graph ? step_kind(k, value) : JPP_BYTES_STEP_VALUES;

@@ -111,12 +111,18 @@ static bool spreads_scalars(const placer_t* c, const jpp_op_t* op) {
   return false;
 }
 
+// Whether the op makes results of a loop.
+static bool ends_loop(const jpp_partitioner_t* p, uint32_t op) {
+  uint8_t kind = p->ops.data[op].kind;
+  return kind == JPP_OP_LOOP || kind == JPP_OP_ACCUMULATE;
+}
+
 // The parts of a shared weight's gradient are summed on all ranks that hold the weight,
 // so that its replicas stay the same for ever.
 static bool sums_parts(const placer_t* c, const jpp_op_t* op) {
   if (op->kind != JPP_OP_SUM) return false;
   uint32_t producer = c->p->values.data[op->inputs[0]].producer;
-  return producer != JPP_NONE && c->p->ops.data[producer].kind == JPP_OP_LOOP;
+  return producer != JPP_NONE && ends_loop(c->p, producer);
 }
 
 // A large sum over ranks is made on all of them; any other large op runs beside its
@@ -292,21 +298,31 @@ static jpp_status_t* place_forward(placer_t* c) {
   return NULL;
 }
 
-// The initial state and the final value of an accumulator are at home on its rank.
-static void anchor_accumulators(placer_t* c) {
+static void anchor_value(const placer_t* c, uint32_t value, uint32_t rank,
+                         uint32_t phase) {
+  jpp__ranks_add(home_at(c, value), rank);
+  c->anchored[value] = true;
+  c->weight[value] = weight_of_type(c, value);
+  c->phase[value] = phase;
+}
+
+// The initial state of an accumulator and the results of loops are at home on the rank of
+// their task.
+static void anchor_results(placer_t* c) {
   jpp_partitioner_t* p = c->p;
   for (size_t i = 0; i < p->accumulators.count; ++i) {
     const jpp_accumulator_t* acc = &p->accumulators.data[i];
     uint32_t rank = p->tasks.data[acc->task].rank;
-    jpp__ranks_add(home_at(c, acc->init), rank);
-    jpp__ranks_add(home_at(c, acc->final), rank);
+    anchor_value(c, acc->init, rank, acc->loop);
+    anchor_value(c, acc->final, rank, acc->loop + 1);
     jpp__ranks_add(jpp__need_at(p, acc->init), rank);
-    c->anchored[acc->init] = c->anchored[acc->final] = true;
-    c->weight[acc->init] = weight_of_type(c, acc->init);
-    c->weight[acc->final] = weight_of_type(c, acc->final);
-    c->phase[acc->init] = acc->loop;
-    c->phase[acc->final] = acc->loop + 1;
     p->phase[p->values.data[acc->init].producer] = acc->loop;
+  }
+  for (size_t i = 0; i < p->made.count; ++i) {
+    const jpp_op_t* op = &p->ops.data[p->made.data[i].op];
+    if (p->values.data[op->first_output].loop != JPP_NONE) continue;
+    anchor_value(c, op->first_output, p->tasks.data[p->made.data[i].task].rank,
+                 op->loop + 1);
   }
 }
 
@@ -467,7 +483,7 @@ static void need_of_plain_outputs(placer_t* c) {
   for (uint32_t i = 0; i < p->graph->num_outputs; ++i) {
     uint32_t value = p->alias[p->graph->outputs[i].value];
     uint32_t producer = p->values.data[value].producer;
-    bool plain = producer == JPP_NONE || p->ops.data[producer].kind == JPP_OP_LOOP;
+    bool plain = producer == JPP_NONE || ends_loop(p, producer);
     if (plain) need_as_output(c, value);
   }
 }
@@ -522,7 +538,7 @@ static jpp_status_t* place_all(placer_t* c) {
   JPP_RETURN_IF_ERROR(allocate_tables(c));
   note_outputs(c);
   anchor_args(c);
-  anchor_accumulators(c);
+  anchor_results(c);
   need_by_stage_tasks(c);
   JPP_RETURN_IF_ERROR(place_forward(c));
   // Ops run where the next step's loops need what they make.

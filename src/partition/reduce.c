@@ -2,6 +2,9 @@
 // gets one accumulator in each of them, and the parts are summed after the loop. So is a
 // result that is partial over the devices of a rank, if only of one part: the sum is
 // where the devices' parts become one value.
+//
+// A loop of one microbatch has nothing to keep between runs: the task that makes a value
+// also makes the initial state, and its update makes the result itself.
 #include "partition/partitioner.h"
 
 typedef struct reducer {
@@ -30,11 +33,15 @@ static jpp_op_t sum_of(const jpp_u32_vec_t* terms, uint32_t loop) {
                     .name = "sum"};
 }
 
-// Accumulates `value` in `task`: before the loop `init` makes the state, in each
-// microbatch an update op takes the state in and makes the next one, and the state after
-// the last microbatch is `final`.
-static jpp_status_t* add_accumulator(reducer_t* r, uint32_t result, uint32_t task,
-                                     uint32_t value, uint32_t final) {
+static jpp_status_t* add_to_task(reducer_t* r, uint32_t op, uint32_t task) {
+  return JPP_VEC_PUSH(&r->p->made, (jpp_partition_made_t){.op = op, .task = task});
+}
+
+// Reduces `value`, which `task` makes, to `final`. In a loop of several microbatches
+// `init` makes the state before the loop, in each microbatch an update op takes the state
+// in and makes the next one, and the state after the last microbatch is `final`.
+static jpp_status_t* reduce_value(reducer_t* r, uint32_t result, uint32_t task,
+                                  uint32_t value, uint32_t final) {
   jpp_partitioner_t* p = r->p;
   const jpp_loop_t* loop = &p->graph->loops[r->loop];
   uint32_t like = p->ops.data[loop->op].first_output + result;
@@ -46,15 +53,19 @@ static jpp_status_t* add_accumulator(reducer_t* r, uint32_t result, uint32_t tas
                    .loop = r->loop,
                    .num_outputs = 1,
                    .name = "init"};
+  // The sum after the loop takes partial values in as accumulators.
+  bool once = loop->microbatches == 1 && !loop->results[result].partial;
   uint32_t init_op = 0, update_op = 0;
-  JPP_RETURN_IF_ERROR(
-      jpp__partition_define(p, &init, like, JPP_NONE, &init_op, &acc.init));
-  JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(&r->inits, init_op));
-  JPP_RETURN_IF_ERROR(jpp__partition_add_value(p, like, r->loop, JPP_NONE, &acc.state));
+  JPP_RETURN_IF_ERROR(jpp__partition_define(p, &init, like, once ? r->loop : JPP_NONE,
+                                            &init_op, &acc.init));
+  if (!once) {
+    JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(&r->inits, init_op));
+    JPP_RETURN_IF_ERROR(jpp__partition_add_value(p, like, r->loop, JPP_NONE, &acc.state));
+  }
   // A concatenation puts each microbatch in its place, and a custom reduction may.
   uint8_t reduce = loop->results[result].reduce;
   bool takes_index = reduce != JPP_REDUCE_ADD && reduce != JPP_REDUCE_MAX;
-  uint32_t inputs[] = {acc.state, value, loop->index};
+  uint32_t inputs[] = {once ? acc.init : acc.state, value, loop->index};
   jpp_op_t update = {.kind = JPP_OP_ACCUMULATE,
                      .attr = result,
                      .loop = r->loop,
@@ -62,11 +73,17 @@ static jpp_status_t* add_accumulator(reducer_t* r, uint32_t result, uint32_t tas
                      .inputs = inputs,
                      .num_outputs = 1,
                      .name = "accumulate"};
-  JPP_RETURN_IF_ERROR(
-      jpp__partition_define(p, &update, like, r->loop, &update_op, &acc.next));
-  JPP_RETURN_IF_ERROR(
-      JPP_VEC_PUSH(&p->made, (jpp_partition_made_t){.op = update_op, .task = task}));
-  return JPP_VEC_PUSH(&p->accumulators, acc);
+  if (!once) {
+    JPP_RETURN_IF_ERROR(
+        jpp__partition_define(p, &update, like, r->loop, &update_op, &acc.next));
+    JPP_RETURN_IF_ERROR(add_to_task(r, update_op, task));
+    return JPP_VEC_PUSH(&p->accumulators, acc);
+  }
+  update.first_output = final;
+  JPP_RETURN_IF_ERROR(jpp__partition_add_op(p, &update, &update_op));
+  p->values.data[final].producer = update_op;
+  JPP_RETURN_IF_ERROR(add_to_task(r, init_op, task));
+  return add_to_task(r, update_op, task);
 }
 
 // The sum of the leaves that `task` makes, as one value in that task.
@@ -82,7 +99,7 @@ static jpp_status_t* add_part(reducer_t* r, uint32_t task, uint32_t* out_value) 
   uint32_t op = 0;
   jpp_op_t sum = sum_of(&r->terms, r->loop);
   JPP_RETURN_IF_ERROR(jpp__partition_define(r->p, &sum, first, r->loop, &op, out_value));
-  return JPP_VEC_PUSH(&r->p->made, (jpp_partition_made_t){.op = op, .task = task});
+  return add_to_task(r, op, task);
 }
 
 static bool seen_before(const jpp_u32_vec_t* vec, size_t index) {
@@ -104,7 +121,7 @@ static jpp_status_t* add_split_result(reducer_t* r, uint32_t result) {
     uint32_t value = 0, final = 0;
     JPP_RETURN_IF_ERROR(add_part(r, r->tasks.data[i], &value));
     JPP_RETURN_IF_ERROR(jpp__partition_add_value(p, output, JPP_NONE, loop_op, &final));
-    JPP_RETURN_IF_ERROR(add_accumulator(r, result, r->tasks.data[i], value, final));
+    JPP_RETURN_IF_ERROR(reduce_value(r, result, r->tasks.data[i], value, final));
     JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(&r->finals, final));
   }
   for (size_t i = 0; i < r->tree.adds.count; ++i) {
@@ -150,7 +167,7 @@ static jpp_status_t* reduce_result(reducer_t* r, uint32_t result) {
     return add_split_result(r, result);
   }
   uint32_t output = r->p->ops.data[loop->op].first_output + result;
-  return add_accumulator(r, result, r->tasks.data[0], value, output);
+  return reduce_value(r, result, r->tasks.data[0], value, output);
 }
 
 static jpp_status_t* append_all(jpp_u32_vec_t* to, const jpp_u32_vec_t* from) {

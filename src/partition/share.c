@@ -67,6 +67,7 @@ static uint64_t code_of(const sharer_t* s, const jpp_op_t* op) {
     case JPP_OP_CALL:
     case JPP_OP_ADD:
       return op->code && !(op->flags & JPP_OP_EFFECT) ? mix(op->kind, op->code) : 0;
+    case JPP_OP_INIT:
     case JPP_OP_ACCUMULATE: {
       uint8_t reduce = s->p->graph->loops[op->loop].results[op->attr].reduce;
       bool known = reduce == JPP_REDUCE_ADD || reduce == JPP_REDUCE_MAX;

@@ -107,6 +107,7 @@ static jpp_status_t* send_to_takers(const emitter_t* e, uint32_t value,
                                     uint32_t microbatch, uint32_t rank) {
   const jpp_program_builder_t* b = e->b;
   if (jpp__program_source(b, value) != rank) return NULL;
+  if (!jpp__value_of_microbatch(b, value)) microbatch = JPP_NONE;
   for (uint32_t i = b->first_site[value]; i < b->first_site[value + 1]; ++i) {
     const jpp_site_t* site = &b->sites[i];
     if (!site->takes || site->makes) continue;

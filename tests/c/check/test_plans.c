@@ -135,6 +135,7 @@ static void rule_invariant_work_leaves_the_loop(const planned_t* planned) {
   for (uint32_t id = 0; id < graph->num_ops; ++id) {
     const jpp_op_t* op = &graph->ops[id];
     if (op->loop == JPP_NONE || !op->num_outputs) continue;
+    if (graph->loops[op->loop].microbatches == 1) continue;  // runs once anyway
     if (op->flags & (JPP_OP_CHEAP | JPP_OP_EFFECT)) continue;
     if (op->kind == JPP_OP_CALL && !varies[op->first_output]) {
       assert_int_equal(stage_tasks_with(planned->staged, id), 0);

@@ -7,11 +7,11 @@
 #include "golden.h"
 
 const char* const kGraphs[] = {
-    "aux",         "casts",       "clip",     "left",        "rows",     "place",
-    "tasks",       "dropout",     "effects",  "empty_stage", "forward",  "frozen",
-    "interleaved", "layers",      "mlp2",     "mlp4",        "no_stage", "one_stage",
-    "partial",     "passthrough", "shared3",  "skip",        "tied",     "rolled",
-    "tied_cast",   "two_loops",   "unmarked", NULL,
+    "aux",         "casts",     "clip",        "left",        "rows",     "place",
+    "tasks",       "dropout",   "effects",     "empty_stage", "forward",  "frozen",
+    "interleaved", "layers",    "mlp2",        "mlp4",        "no_stage", "once",
+    "one_stage",   "partial",   "passthrough", "shared3",     "skip",     "tied",
+    "rolled",      "tied_cast", "two_loops",   "unmarked",    NULL,
 };
 
 char* graph_text(const char* name) {

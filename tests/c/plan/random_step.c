@@ -329,6 +329,9 @@ static const struct {
     {"dualpipe-v", 4, 2, 4},
     {"kimi-k2", 6, 3, 6},
     {"dualpipe-v", 8, 4, 8},
+    {"1f1b", 1, 1, 1},
+    {"gpipe", 4, 4, 1},
+    {"interleaved-gpipe", 6, 2, 1},
 };
 enum { kShapeCount = sizeof(kShapes) / sizeof(*kShapes) };
 

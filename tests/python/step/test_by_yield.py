@@ -45,6 +45,31 @@ def test_gradient_in_one_pass(mesh4):
     assert difference(ours, jax.jit(gradient)(params, x)) < 1e-5
 
 
+def test_token_of_generation_is_one_task_a_rank(mesh4):
+    """Nothing runs before or after the stages, and the caches are updated in place."""
+
+    def token(params, caches, x, position):
+        updated = []
+        for p, cache in zip(params, caches, strict=True):
+            cache = jax.lax.dynamic_update_slice(cache, x[None], (position, 0))
+            x = jaxpp.mark_stage_end(models.layer(p, x + cache.sum(0)))
+            updated.append(cache)
+        return updated, x
+
+    params, x = models.weights(4), models.batch(1)["x"][0][0]
+    caches = [np.zeros((64, x.size), x.dtype) for _ in params]
+    ours = jaxpp.mpmd_jit_by_yield(token, mesh4, donate_argnums=1)
+    compiled = ours.compile(params, caches, x, np.int32(0))
+    ranks = compiled.cost_summary().ranks
+    assert [rank.tasks for rank in ranks] == [1, 1, 1, 1]
+    assert all(rank.peak_bytes < 2 * caches[0].nbytes for rank in ranks)
+    expected = caches
+    for position in range(3):
+        caches, y = compiled(params, caches, x, np.int32(position))
+        expected, plain = jax.jit(token)(params, expected, x, np.int32(position))
+        assert difference((caches, y), (expected, plain)) < 1e-5
+
+
 def test_no_marks_is_an_error(mesh2):
     with pytest.raises(jaxpp.JaxppError, match="no stage marks") as caught:
         jaxpp.mpmd_jit_by_yield(lambda x: x * 2, mpmd_mesh=mesh2)(np.ones(4))
