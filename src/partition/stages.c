@@ -19,8 +19,15 @@ static uint32_t backward_segment(const assigner_t* a, uint32_t stage) {
   return 2 * a->stages - 1 - stage;
 }
 
-static uint32_t open_producer(const assigner_t* a, uint32_t value) {
+// The op of the body that makes the value; JPP_NONE for values from outside, some of
+// which the planner's own ops make.
+static uint32_t producer_in_body(const assigner_t* a, uint32_t value) {
   uint32_t op = a->p->values.data[value].producer;
+  return op >= a->loop->first_op && op < a->loop->op ? op : JPP_NONE;
+}
+
+static uint32_t open_producer(const assigner_t* a, uint32_t value) {
+  uint32_t op = producer_in_body(a, value);
   if (op == JPP_NONE || a->p->segment[op] != JPP_SEGMENT_OPEN) return JPP_NONE;
   return op;
 }
@@ -128,7 +135,7 @@ static const jpp_op_t* mark_before_input(const assigner_t* a, uint32_t id,
 //  - Through the mark before an unmarked last stage it enters that stage.
 static uint32_t segment_of_input(const assigner_t* a, uint32_t id, uint32_t index) {
   const jpp_op_t* op = &a->p->ops.data[id];
-  uint32_t producer = a->p->values.data[op->inputs[index]].producer;
+  uint32_t producer = producer_in_body(a, op->inputs[index]);
   if (producer == JPP_NONE) return JPP_NONE;
   uint32_t made = a->p->segment[producer];
   if (!jpp__segment_is_stage(made)) return JPP_NONE;
@@ -235,8 +242,8 @@ static void settle_effects(const assigner_t* a) {
 // Lowers to `segment` the earliest use of `value`, if an op of the body makes it.
 static void note_use(const assigner_t* a, uint32_t value, uint32_t segment,
                      uint32_t* earliest_use) {
-  uint32_t producer = a->p->values.data[value].producer;
-  if (producer == JPP_NONE || producer < a->loop->first_op) return;
+  uint32_t producer = producer_in_body(a, value);
+  if (producer == JPP_NONE) return;
   uint32_t* earliest = &earliest_use[producer - a->loop->first_op];
   if (segment < *earliest) *earliest = segment;
 }
@@ -285,7 +292,7 @@ static void split_backward_parts(assigner_t* a) {
     bool is_mark = op->kind == JPP_OP_MARK_BACKWARD;
     uint32_t segment = a->p->segment[id];
     for (uint32_t i = 0; i < op->num_inputs; ++i) {
-      uint32_t producer = a->p->values.data[op->inputs[i]].producer;
+      uint32_t producer = producer_in_body(a, op->inputs[i]);
       if (producer == JPP_NONE || !weight_part[producer]) continue;
       bool leaves = jpp__segment_is_stage(segment) && segment != a->p->segment[producer];
       bool feeds = jpp__segment_is_stage(segment) && !weight_part[id];
