@@ -107,7 +107,6 @@ static jpp_status_t* send_to_takers(const emitter_t* e, uint32_t value,
                                     uint32_t microbatch, uint32_t rank) {
   const jpp_program_builder_t* b = e->b;
   if (jpp__program_source(b, value) != rank) return NULL;
-  if (!jpp__value_of_microbatch(b, value)) microbatch = JPP_NONE;
   for (uint32_t i = b->first_site[value]; i < b->first_site[value + 1]; ++i) {
     const jpp_site_t* site = &b->sites[i];
     if (!site->takes || site->makes) continue;
@@ -176,11 +175,18 @@ static jpp_status_t* emit_begin(const emitter_t* e, const jpp_event_item_t* item
   return push_instr(e, task->rank, run);
 }
 
+// Results of a loop are sent when it ends: they would wait in slots until then.
+static bool is_result(const emitter_t* e, const jpp_task_t* task, uint32_t value) {
+  return task->loop != JPP_NONE && !jpp__value_of_microbatch(e->b, value);
+}
+
 static jpp_status_t* emit_end(const emitter_t* e, const jpp_event_item_t* item) {
   const transfers_t* transfers = &e->transfers[item->task];
-  uint32_t rank = e->b->staged->tasks[item->task].rank;
+  const jpp_task_t* task = &e->b->staged->tasks[item->task];
   for (uint32_t i = 0; i < transfers->num_sent; ++i) {
-    JPP_RETURN_IF_ERROR(send_to_takers(e, transfers->sent[i], item->microbatch, rank));
+    uint32_t value = transfers->sent[i];
+    if (is_result(e, task, value)) continue;
+    JPP_RETURN_IF_ERROR(send_to_takers(e, value, item->microbatch, task->rank));
   }
   return NULL;
 }
@@ -192,6 +198,14 @@ static jpp_status_t* end_loop(const emitter_t* e, uint32_t loop) {
     if (acc->loop != loop) continue;
     JPP_RETURN_IF_ERROR(
         send_to_takers(e, acc->final, JPP_NONE, staged->tasks[acc->task].rank));
+  }
+  for (uint32_t t = 0; t < staged->num_tasks; ++t) {
+    const jpp_task_t* task = &staged->tasks[t];
+    for (uint32_t i = 0; task->loop == loop && i < e->transfers[t].num_sent; ++i) {
+      uint32_t value = e->transfers[t].sent[i];
+      if (!is_result(e, task, value)) continue;
+      JPP_RETURN_IF_ERROR(send_to_takers(e, value, JPP_NONE, task->rank));
+    }
   }
   return NULL;
 }
