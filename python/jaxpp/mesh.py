@@ -199,6 +199,11 @@ class MpmdMesh:
         """The rank of each mesh in `unstack`; the first one if ranks share the mesh."""
         return {mesh: self.unstack.index(mesh) for mesh in self.unstack}
 
+    @property
+    def as_mpmd_mesh(self) -> MpmdMesh:
+        """This mesh."""
+        return self
+
     def lowering_mesh(self) -> Mesh:
         """The mesh that tasks are lowered for: one rank's, in the same form for all ranks."""
         return self.unstack[0]

@@ -38,7 +38,7 @@ def accumulate(operation: Operation, state: Any, value: Any, i: Any) -> jax.Arra
         return operation.update(*on_one_mesh(state, value), i)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Add:
     """The sum over microbatches, in order, with the shape of one value.
 
@@ -64,6 +64,9 @@ class Add:
                 wrong_type=dtype is None,
             )
         object.__setattr__(self, "dtype", dtype)
+
+    def __repr__(self) -> str:
+        return f"Add({'' if self.dtype is None else f'dtype={self.dtype}'})"
 
     def state(self, n: int, value: jax.ShapeDtypeStruct) -> jax.Array:
         return jnp.zeros(value.shape, self.dtype or value.dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import logging
 import os
@@ -284,9 +285,23 @@ class LoweredStep:
         """The shapes, dtypes and shardings of the results."""
         return self.plan.out_info
 
-    def compile(self) -> BoundStep:
-        """Compiles the step from this plan."""
-        return BoundStep(self._function, self._function._get(self._call, self.plan))
+    def compile(self, compiler_options: dict[str, Any] | None = None) -> BoundStep:
+        """Compiles the step from this plan.
+
+        Args:
+          compiler_options: XLA's options for every task, besides those of the step.
+
+        Raises:
+          JaxppError: like the step's first call.
+        """
+        function = self._function
+        if compiler_options:
+            given = compiler_options_of(compiler_options, "compile")
+            options = function._options
+            both = {**options.compiler_options, **given}
+            options = dataclasses.replace(options, compiler_options=both)
+            function = type(function)(function._fun, options)
+        return BoundStep(function, function._get(self._call, self.plan))
 
 
 class BoundStep:

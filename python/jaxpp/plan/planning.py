@@ -146,24 +146,20 @@ class Traced(Planned):
         return explained(page, *known)
 
 
-def _refuse_pipeline_axis(given: Any, what: str, mesh: MpmdMesh) -> None:
-    over_all = isinstance(given, NamedSharding) and given.mesh == mesh.jax_mesh
-    spec = given.spec if over_all else given
-    if isinstance(given, MpmdSharding) or not isinstance(spec, PartitionSpec):
-        return
-    axis = mesh.mpmd_axis_name
-    named = [
-        a for part in spec.partitions for a in (part if isinstance(part, tuple) else (part,))
-    ]
-    if axis not in named:
-        return
-    others = [repr(a) for a in mesh.jax_mesh.axis_names if a != axis]
-    raise make_error(
-        "sharding",
-        f"{what}: {spec} names {axis!r}, the pipeline axis of the mesh, which shards nothing: "
-        "each value is stored on the ranks of the stages that use it; expected "
-        + (f"axes of a rank's mesh: {', '.join(others)}" if others else "P()"),
-    )
+def _warn_of_pipeline_axis(
+    given: Sequence[Any], what: str, names: Sequence[str], mesh: MpmdMesh, line: str
+) -> None:
+    for sharding, name in zip(given, names, strict=False):
+        spec = getattr(sharding, "spec", sharding)
+        if isinstance(sharding, MpmdSharding) or not isinstance(spec, PartitionSpec):
+            continue
+        if mesh.without_pipeline_axis(spec) != spec:
+            warn(
+                f"step at {line}: {what} of {name}: {spec} names {mesh.mpmd_axis_name!r}, the "
+                "pipeline axis of the mesh, which shards nothing: each value is stored on the "
+                "ranks of the stages that use it",
+                line,
+            )
 
 
 def _broadcast_shardings(
@@ -187,17 +183,14 @@ def _broadcast_shardings(
             f"  {whose}: {tree_text(tree)}",
         ) from None
     for spec, name in zip(found, names, strict=False):
-        _refuse_pipeline_axis(spec, f"{what} of {name}", mesh)
         refuse_memory_kind(spec, f"{what} of {name}")
     return found
 
 
-def _spec_of(given: Any, what: str) -> PartitionSpec | None:
-    if isinstance(given, MpmdSharding):
-        return given.spec_in_rank
+def _spec_of(given: Any, what: str, mesh: MpmdMesh) -> PartitionSpec | None:
     spec = given if isinstance(given, PartitionSpec) else getattr(given, "spec", None)
     if given is None or isinstance(spec, PartitionSpec):
-        return spec
+        return None if spec is None else mesh.without_pipeline_axis(spec)
     raise make_error(
         "sharding",
         f"{what}: expected PartitionSpecs, NamedShardings, MpmdShardings or None, found "
@@ -502,7 +495,8 @@ def _trace_call(
     mesh = options.mesh
     names, _ = signature.describe(call)
     taken = _broadcast_shardings(options.in_specs, call.args, "in_specs", names, mesh)
-    in_specs = [_spec_of(t, "in_specs") for t in taken]
+    _warn_of_pipeline_axis(taken, "in_specs", names, mesh, definition_line(fun))
+    in_specs = [_spec_of(t, "in_specs", mesh) for t in taken]
     in_specs += [None] * (len(call.leaves) - len(in_specs))
     for name, leaf in zip(names, call.leaves, strict=True):
         refuse_memory_kind(getattr(leaf, "sharding", None), f"argument {name}")
@@ -515,6 +509,7 @@ def _trace_call(
     name, out_names = name_of(fun), _output_names(out_tree)
     results = jax.tree.unflatten(out_tree, closed.out_avals)
     given = _broadcast_shardings(options.out_specs, results, "out_specs", out_names, mesh)
+    _warn_of_pipeline_axis(given, "out_specs", out_names, mesh, definition_line(fun))
     traced_call = _TracedCall(
         name,
         mesh,
@@ -524,7 +519,7 @@ def _trace_call(
         names,
         out_names,
         in_specs,
-        [_spec_of(g, "out_specs") for g in given],
+        [_spec_of(g, "out_specs", mesh) for g in given],
         [_ranks_of(g, mesh) for g in given],
         argument_bounds=[None] * len(names),
         result_bounds=[None] * len(out_names),

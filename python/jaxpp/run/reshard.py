@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Iterable
 from typing import Any
 
 import jax
-from jax.sharding import NamedSharding, PartitionSpec
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxpp.array import MpmdArray
 from jaxpp.client.devices import devices_for
@@ -18,8 +21,18 @@ from jaxpp.run.arguments import Argument, source_of
 __all__ = ["mpmd_to_spmd_reshard", "spmd_to_mpmd_reshard"]
 
 
+@dataclasses.dataclass(frozen=True)
+class DistributedSharding:
+    """The name that scripts have for an `MpmdSharding`, whose mesh `spmd_to_mpmd_reshard`
+    knows."""
+
+    mesh_ids: Iterable[int]
+    sharding: NamedSharding
+
+
 def _is_sharding(x: Any) -> bool:
-    return isinstance(x, MpmdSharding | NamedSharding | PartitionSpec)
+    kinds = MpmdSharding | DistributedSharding | NamedSharding | PartitionSpec
+    return isinstance(x, kinds)
 
 
 def _shardings(given: Any, arrays: Any, kind: type, name: str) -> list[Any]:
@@ -35,6 +48,49 @@ def _shardings(given: Any, arrays: Any, kind: type, name: str) -> list[Any]:
     return found
 
 
+def _with_own_rows(array: Any, mesh: MpmdMesh, spec: PartitionSpec) -> Any:
+    """The array with what this process' ranks need of it, sharded as they want it: JAX brings
+    what is in other processes, to every rank."""
+    sharding = getattr(array, "sharding", None)
+    if (
+        not isinstance(array, jax.Array)
+        or array.is_fully_addressable
+        or not isinstance(sharding, NamedSharding)
+        or set(sharding.mesh.devices.flat) != set(mesh.jax_mesh.devices.flat)
+    ):
+        return array
+    copies = NamedSharding(sharding.mesh, spec)
+    return array if sharding == copies else jax.jit(lambda x: x, out_shardings=copies)(array)
+
+
+def _without_types(mesh: Mesh) -> Mesh:
+    """The mesh with automatic axes, on which an array may be sliced whatever its sharding."""
+    return Mesh(mesh.devices, mesh.axis_names)
+
+
+def _on_one_mesh(array: MpmdArray, mesh: MpmdMesh, sharding: NamedSharding) -> jax.Array:
+    """An array of ranks in several processes on their mesh: JAX brings it to all of them."""
+    rank, whole = array.sharding.mesh_ids[0], _without_types(mesh.jax_mesh)
+    spec = array.sharding.spec_in_rank
+    stacked = NamedSharding(whole, PartitionSpec(mesh.mpmd_axis_name, *spec.partitions))
+    shape = (mesh.mpmd_dim, *array.shape)
+    own = array._partially_addressable_arrays.get(rank)
+    shards = {s.device: s.data for s in own.addressable_shards} if own is not None else {}
+    block = (1, *stacked.shard_shape(shape)[1:])
+
+    def on(device: jax.Device) -> jax.Array:
+        data = shards.get(device)
+        empty = np.zeros(block, array.dtype)
+        return jax.device_put(empty if data is None else data.reshape(block), device)
+
+    blocks = [on(d) for d in whole.devices.flat if d.process_index == jax.process_index()]
+    of_all = jax.make_array_from_single_device_arrays(shape, stacked, blocks)
+    there = NamedSharding(_without_types(sharding.mesh), sharding.spec)
+    moved = jax.jit(lambda x: x[rank], out_shardings=there)(of_all)
+    own_shards = [shard.data for shard in moved.addressable_shards]
+    return jax.make_array_from_single_device_arrays(array.shape, sharding, own_shards)
+
+
 def spmd_to_mpmd_reshard(
     mpmd_mesh: MpmdMesh,
     arrays: Any,
@@ -44,6 +100,9 @@ def spmd_to_mpmd_reshard(
     donate: bool = False,
 ) -> Any:
     """Moves arrays from one SPMD mesh, or from the host, to pipeline ranks.
+
+    If the mesh spans processes, all of them call this with the same arrays in the same order,
+    and each array is, for a moment, on all ranks.
 
     Args:
       mpmd_mesh: the destination. arrays: a pytree of jax or numpy arrays. shardings: a pytree
@@ -66,13 +125,20 @@ def spmd_to_mpmd_reshard(
         aval = jax.typeof(array)
         part = Part(devices, mpmd_mesh, aval, sharding.mesh_ids, sharding.spec)
         argument = Argument(part, "spmd_to_mpmd_reshard", donated=False)
-        value = argument.take(source_of(array, devices, mpmd_mesh), copies=True)
+        gathered = _with_own_rows(array, mpmd_mesh, sharding.spec_in_rank)
+        value = argument.take(source_of(gathered, devices, mpmd_mesh), copies=True)
         if donate and isinstance(array, jax.Array):
             value.wait()
             array.delete()
         return MpmdArray._of(Placement([part], aval), [value])
 
+    def named(given: Any) -> Any:
+        if not isinstance(given, DistributedSharding):
+            return given
+        return MpmdSharding(mpmd_mesh, set(given.mesh_ids), given.sharding.spec)
+
     leaves, tree = jax.tree.flatten(arrays)
+    shardings = jax.tree.map(named, shardings, is_leaf=_is_sharding)
     found = _shardings(shardings, arrays, MpmdSharding, "spmd_to_mpmd_reshard")
     placed = list(map(put, leaves, found))
     devices.flush()
@@ -84,6 +150,8 @@ def mpmd_to_spmd_reshard(
 ) -> Any:
     """Moves arrays from pipeline ranks to one SPMD mesh.
 
+    Over several processes as `spmd_to_mpmd_reshard`; the meshes then have the same devices.
+
     Args:
       mpmd_mesh: the source. arrays: a pytree of `MpmdArray`s. shardings: a pytree prefix of
       `NamedSharding`s. threshold: as in `spmd_to_mpmd_reshard`.
@@ -94,7 +162,10 @@ def mpmd_to_spmd_reshard(
     Raises:
       JaxppError: a sharding is not a `NamedSharding` ("sharding").
     """
-    del mpmd_mesh, threshold
+    del threshold
     leaves, tree = jax.tree.flatten(arrays)
     found = _shardings(shardings, arrays, NamedSharding, "mpmd_to_spmd_reshard")
+    if mpmd_mesh.jax_mesh.is_multi_process:
+        pairs = zip(leaves, found, strict=True)
+        return tree.unflatten([_on_one_mesh(leaf, mpmd_mesh, s) for leaf, s in pairs])
     return tree.unflatten(jax.device_put(leaves, found))

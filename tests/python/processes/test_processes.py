@@ -77,8 +77,8 @@ def launch(command: str, tmp_path: pathlib.Path) -> Launch:
 
 # Jobs that succeed, by the devices of a process; two processes do one after the other.
 TOGETHER = {
-    1: ["train2", "types", "by_hand", "saved", "left", "traced", "profiled"],
-    2: ["train2", "types", "by_hand", "saved", "left"],
+    1: ["train2", "types", "by_hand", "resharded", "saved", "left", "traced", "profiled"],
+    2: ["train2", "types", "by_hand", "resharded", "saved", "left"],
 }
 Together = Callable[[int, str], tuple[pathlib.Path, Lines]]
 
@@ -149,6 +149,12 @@ def test_values_of_every_type_arrive(together: Together, devices: int) -> None:
     mesh = mesh_of(2, {} if devices == 1 else {"model": devices})
     assert lines[1] == list(trainings.sums_of_types(mesh))
     assert len(lines[1]) == len(trainings.TYPES)
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_arrays_of_a_mesh_of_all_processes(together: Together, devices: int) -> None:
+    _, lines = together(devices, "resharded")
+    assert lines[0] == lines[1] == ["resharded"]
 
 
 @pytest.mark.parametrize("devices", [1, 2])

@@ -14,8 +14,10 @@ INTERNALS = "jax_internals"
 LAST = {
     "__init__",
     "api",
+    "arrayref",
     "by_yield",
     "core",
+    "distributed_utils",
     "orbax",
     "pipelining",
     "step",

@@ -18,6 +18,8 @@ import jaxpp.api as jaxpp
 import mistakes as m
 import models
 from equality import Problem, assert_trains_equal, difference, make_mesh
+from jaxpp.core import DistributedSharding
+from jaxpp.distributed_utils import distributed_main
 
 
 @pytest.mark.parametrize("mark", [jaxpp.pipeline_enter_stage, jaxpp.mark_stage_end])
@@ -83,7 +85,10 @@ NAMES = {
         mpmd_jit_with_loop mpmd_to_spmd_reshard pipeline_enter_stage place_with
         spmd_to_mpmd_reshard treduce treduce_i
     """,
-    "core": "mpmd_jit_by_yield mpmd_jit_with_loop",
+    "core": "DistributedSharding mpmd_jit_by_yield mpmd_jit_with_loop",
+    "arrayref": "ArrayRef",
+    "distributed_utils": "distributed_main",
+    "experimental.mpmd": "MpmdMesh mpmd slice stack task transfer",
     "training": "Add Concat Max Op treduce treduce_i",
     "types": "MpmdIdx MpmdSharding PyTree TaskType",
     "pipelining": "mark_stage_end pipeline_enter_stage",
@@ -124,6 +129,30 @@ def test_reshard_consumes_what_is_donated() -> None:
         moved = jaxpp.spmd_to_mpmd_reshard(mesh, [array], sharding, donate=donate)
         assert array.is_deleted() == donate
         np.testing.assert_array_equal(np.asarray(moved[0]), host)
+
+
+def test_reshard_takes_the_older_name_of_a_sharding() -> None:
+    mesh = make_mesh(2)
+    where = DistributedSharding({1}, NamedSharding(mesh.unstack[1], P()))
+    (there,) = jaxpp.spmd_to_mpmd_reshard(mesh, [np.arange(3.0)], [where])
+    assert there.mpmd_idxs == (1,) and mesh.as_mpmd_mesh is mesh
+
+
+def test_compiler_options_of_a_lowered_step() -> None:
+    lowered = jaxpp.mpmd_jit_with_loop(m.training_step(jaxpp.Std1F1B(2)), make_mesh(2)).lower(
+        m.params(), m.batch()
+    )
+    options = {"xla_backend_optimization_level": 0}
+    found = lowered.compile(compiler_options=options)(m.params(), m.batch())
+    assert difference(found, m.plain_training_step(m.params(), m.batch())) < 1e-5
+    with pytest.raises(jaxpp.JaxppError, match="compile: compiler_options has the name 3"):
+        lowered.compile(compiler_options={3: 1})
+    with pytest.raises(jaxpp.JaxppError, match="no_such_option"):
+        lowered.compile({"no_such_option": 1})
+
+
+def test_a_job_of_one_process() -> None:
+    assert distributed_main(lambda: 3) == 3
 
 
 def test_reshard_takes_a_threshold() -> None:

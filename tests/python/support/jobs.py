@@ -62,6 +62,30 @@ def types() -> None:
         say(line)
 
 
+def resharded() -> None:
+    """From a mesh of all processes to ranks, and back, with rows that other processes have."""
+    mesh = mesh_of_all(2)
+    width = mesh.unstack[0].size
+    sizes = jax.sharding.Mesh(mesh.jax_mesh.devices.reshape(2, width), ("stage", "data"))
+    mesh = jaxpp.MpmdMesh(sizes, "stage")
+    rows = NamedSharding(mesh.jax_mesh, PartitionSpec(("stage", "data")))
+    host = {k: (np.arange(48).reshape(8, 6) % 5).astype(k) for k in ("float32", "int8", "bool")}
+    big = {
+        k: jax.make_array_from_callback((8, 6), rows, x.__getitem__) for k, x in host.items()
+    }
+    for ranks in ((0,), (1,), (0, 1)):
+        where = jaxpp.MpmdSharding(mesh, ranks, PartitionSpec("data"))
+        there = jaxpp.spmd_to_mpmd_reshard(mesh, big, where)
+        back = jaxpp.mpmd_to_spmd_reshard(mesh, there, rows)
+        for name, x in host.items():
+            own = [np.asarray(a) for a in there[name]._partially_addressable_arrays.values()]
+            assert all((a == x).all() for a in own), (name, ranks)
+            assert len(own) == (jax.process_index() in ranks), (name, ranks)
+            assert back[name].sharding == rows and back[name].dtype == name
+            assert all((s.data == x[s.index]).all() for s in back[name].addressable_shards)
+    say("resharded")
+
+
 def by_hand() -> None:
     for line in written.trained(mesh_of(2, {"data": len(jax.devices()) // 2})):
         say(line)
@@ -375,6 +399,7 @@ JOBS: dict[str, Callable[[], None]] = {
         for job in (
             types,
             by_hand,
+            resharded,
             relay_out,
             killed,
             stopped_of_three,

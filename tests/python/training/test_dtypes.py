@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -53,3 +55,56 @@ def test_devices_pack_small_types() -> None:
         peaks = [rank.peak_bytes for rank in traced.plan.summary()]
         # The batch on rank 0, and what a microbatch makes of it, half a byte an element.
         assert 4 * 64 // data <= peaks[0] < 2 * 4 * 64 // data, peaks
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("data", [1, 2])
+def test_gradients_in_bfloat16_are_summed_in_float32(data: int, tied: bool) -> None:
+    """As accurately as their own rounding allows, and at the same costs."""
+    keys = jax.random.split(jax.random.key(0), 2)
+    weights = [(jax.random.normal(k, (8, 8)) / 3).astype(jnp.bfloat16) for k in keys]
+    xs = np.random.default_rng(0).normal(size=(32, 4, 8)).astype(np.float32)
+
+    def loss(weights: Any, x: Any, mark: Any = lambda x: x) -> Any:
+        first, second = weights
+        h = mark(jnp.tanh(x.astype(jnp.bfloat16) @ first))
+        h = mark(jnp.tanh(h @ (first if tied else second)))
+        return jnp.sum(h.astype(jnp.float32) ** 2)
+
+    def compiled(operation: Any) -> Any:
+        def step(weights: Any, xs: Any) -> Any:
+            def one(x: Any) -> Any:
+                return jax.grad(loss)(weights, x, jaxpp.mark_stage_end)
+
+            return jaxpp.treduce(one, xs, jaxpp.Std1F1B(2), operation=operation)
+
+        specs = (None, P(None, "data"))
+        step = jaxpp.mpmd_jit_with_loop(step, make_mesh(2, data=data), in_specs=specs)
+        return step.compile(weights, xs)
+
+    each = [jax.grad(loss)(weights, x) for x in xs]
+    exact = [sum(np.asarray(g, np.float64) for g in grads) for grads in zip(*each, strict=True)]
+    own, wide = compiled(jaxpp.Add), compiled(jaxpp.Add(dtype=jnp.float32))
+    found = wide(weights, xs)
+    for k in range(1 if tied else 2):
+        assert found[k].dtype == jnp.float32
+        error = np.abs(np.asarray(found[k]) - exact[k]).max() / np.abs(exact[k]).max()
+        assert error < (2e-3 if tied or data > 1 else 1e-6)
+    costs, expected = wide.cost_summary(), own.cost_summary()
+    assert [link.messages for link in costs.links] == [link.messages for link in expected.links]
+    assert [(c.task, c.times) for c in costs.collectives] == [
+        (c.task, c.times) for c in expected.collectives
+    ]
+
+
+def test_sums_that_cannot_hold_the_values() -> None:
+    with pytest.raises(jaxpp.JaxppError, match="expected the dtype of numbers"):
+        jaxpp.Add(dtype="text")
+    assert jaxpp.Add(dtype="float32") == jaxpp.Add(jnp.float32)
+
+    def step(xs: jax.Array) -> jax.Array:
+        add = jaxpp.Add(jnp.int32)
+        return jaxpp.treduce(jaxpp.mark_stage_end, xs, jaxpp.GPipe(1), operation=add)
+
+    with pytest.raises(jaxpp.JaxppError, match="expected a floating dtype for the sum"):
+        jaxpp.mpmd_jit_with_loop(step, make_mesh(1)).trace_and_place(jnp.ones((2, 3)))
