@@ -154,7 +154,7 @@ def test_values_of_every_type_arrive(together: Together, devices: int) -> None:
 @pytest.mark.parametrize("devices", [1, 2])
 def test_arrays_of_a_mesh_of_all_processes(together: Together, devices: int) -> None:
     _, lines = together(devices, "resharded")
-    assert lines[0] == lines[1] == ["resharded"]
+    assert [lines[process][-1] for process in (0, 1)] == ["resharded"] * 2  # behind Gloo's
 
 
 @pytest.mark.parametrize("devices", [1, 2])

@@ -69,7 +69,8 @@ def resharded() -> None:
     sizes = jax.sharding.Mesh(mesh.jax_mesh.devices.reshape(2, width), ("stage", "data"))
     mesh = jaxpp.MpmdMesh(sizes, "stage")
     rows = NamedSharding(mesh.jax_mesh, PartitionSpec(("stage", "data")))
-    host = {k: (np.arange(48).reshape(8, 6) % 5).astype(k) for k in ("float32", "int8", "bool")}
+    numbers = np.arange(48).reshape(8, 6) % 5
+    host = {name: numbers.astype(name) for name in ("float32", "int8", "bool")}
     big = {
         k: jax.make_array_from_callback((8, 6), rows, x.__getitem__) for k, x in host.items()
     }
