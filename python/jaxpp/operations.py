@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from jaxpp import _core
 from jaxpp.errors import make_error, shorten
-from jaxpp.jax_internals.arrays import on_one_mesh
+from jaxpp.jax_internals.arrays import on_one_mesh, with_partial
 from jaxpp.jax_internals.context import context_mesh
 
 __all__ = ["Add", "Concat", "Max", "Operation", "accumulate", "normalize", "state_of"]
@@ -32,9 +32,13 @@ class Operation(Protocol):
         ...
 
 
-def accumulate(operation: Operation, state: Any, value: Any, i: Any) -> jax.Array:
-    """`operation.update` that also works if only one of state and value has explicit axes."""
+def accumulate(
+    operation: Operation, state: Any, value: Any, i: Any, partial: bool = False
+) -> jax.Array:
+    """`operation.update` that also works if only one of state and value has explicit axes, or
+    if the value is a part of a sum on each device: `partial` says that the state is, too."""
     with context_mesh(None):
+        state, value = with_partial(state, value, partial)
         return operation.update(*on_one_mesh(state, value), i)
 
 

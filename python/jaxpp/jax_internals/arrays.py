@@ -13,16 +13,19 @@ from jax._src import pjit
 from jax._src.interpreters import mlir, pxla
 from jax._src.numpy import array_methods
 from jax._src.tree_util import broadcast_prefix
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 __all__ = [
     "broadcast_prefix",
+    "explicit_sharding",
     "jax_array",
     "keeps_its_sharding",
     "key_implementation",
     "node_of_tree",
     "on_one_mesh",
     "tree_of_node",
+    "unreduced_axes",
+    "with_partial",
     "wrap_keys",
 ]
 
@@ -88,6 +91,36 @@ def on_one_mesh(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
         return a, b
     whole = NamedSharding(meshes[0] if meshes[1].empty else meshes[1], PartitionSpec())
     return jax.reshard(a, whole), jax.reshard(b, whole)
+
+
+# JAX 0.10.2, 0.11.2: the sharding of an array's type, as above.
+def explicit_sharding(aval: Any, mesh: Mesh) -> NamedSharding | None:
+    """The sharding on a mesh that is part of the type of a value; None: its type has none."""
+    sharding = getattr(aval, "sharding", None)
+    if sharding is None or sharding.mesh.empty or not sharding.mesh.are_all_axes_explicit:
+        return None
+    return NamedSharding(mesh, sharding.spec)
+
+
+# JAX 0.10.2, 0.11.2: the unreduced axes in the sharding of an array's type.
+def unreduced_axes(aval: Any) -> frozenset[str]:
+    """The explicit axes over which a value is a part of a sum on each device."""
+    spec = getattr(getattr(aval, "sharding", None), "spec", None)
+    return frozenset(spec.unreduced) if spec is not None else frozenset()
+
+
+def with_partial(
+    state: jax.Array, value: jax.Array, partial: bool
+) -> tuple[jax.Array, jax.Array]:
+    """State and value with types that can be added: both unreduced if `partial`, or neither."""
+    sharding = jax.typeof(value).sharding
+    if not unreduced_axes(jax.typeof(value)):
+        return state, value
+    if partial:
+        return jax.reshard(state, sharding), value
+    return state, jax.reshard(
+        value, sharding.update(spec=sharding.spec.update(unreduced=set()))
+    )
 
 
 # JAX 0.10.2, 0.11.2: the `_impl` of a key's dtype.

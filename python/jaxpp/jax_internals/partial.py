@@ -111,6 +111,14 @@ def _callee(call: Any) -> str:
     return name
 
 
+def _unreduced_axes(op: Any) -> Axes:
+    """The axes of a constraint that JAX writes for a partial sum on explicit axes."""
+    if op.name != "sdy.sharding_constraint":
+        return frozenset()
+    sharding = sdy.TensorShardingAttr(op.attributes["sharding"])
+    return frozenset(sdy.AxisRefAttr(ref).name for ref in sharding.unreduced_axes)
+
+
 def _is_zero(value: Any) -> bool:
     if _is_argument(value) or _operation(value).name != "stablehlo.constant":
         return False
@@ -338,6 +346,8 @@ class Partials:
 
     def _rule(self, op: Any, calls: _Calls) -> _Rule:
         name = op.name
+        if _unreduced_axes(op):
+            return _Rule([0])
         if name == "sdy.sharding_constraint":
             raise Blocked("the step constrains its sharding", op.location)
         if name in ("stablehlo.dot_general", "stablehlo.convolution"):
@@ -638,6 +648,10 @@ class Partials:
             value = left.pop()
             axes = self._partial[value]
             users = {use.owner.operation for use in value.uses}
+            if len(users) == 1 and _unreduced_axes(op := min(users, key=id)) == axes:
+                self._partial[op.results[0]] = axes
+                left.append(op.results[0])
+                continue
             if len(users) == 1 and (op := users.pop()).name == "stablehlo.add":
                 terms = [v for v in op.operands if v != value]
                 if all(self._partial.get(v) == axes for v in terms):

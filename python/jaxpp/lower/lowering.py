@@ -12,6 +12,7 @@ from jax.extend.core import Literal
 from jax.sharding import NamedSharding
 
 from jaxpp import _core
+from jaxpp.jax_internals.arrays import explicit_sharding
 from jaxpp.jax_internals.context import context_mesh
 from jaxpp.jax_internals.modules import LoweredModule
 from jaxpp.lower.callbacks import Callback, Function, redirect_callbacks
@@ -81,7 +82,8 @@ class TaskLowerer:
                 env[first] = operation.state(front.length, struct)
             elif made.kind == _core.OP_ACCUMULATE:
                 index = values[2] if len(values) > 2 else None
-                env[first] = accumulate(operation, values[0], values[1], index)
+                partial = first in self.specs.partial
+                env[first] = accumulate(operation, values[0], values[1], index, partial)
 
         outputs = tuple(range(first, first + made.num_outputs))
         return MadeOp(tuple(made.inputs), outputs, run)
@@ -185,9 +187,14 @@ class TaskLowerer:
             module.keep_partial(arguments, results, self.mesh.lowering_mesh())
 
     def _lower(self, task: _core.StagedTask, donations: Sequence[int | None]) -> LoweredTask:
+        mesh = self.mesh.lowering_mesh()
         shardings = self._shardings(task.inputs)
         # Equations on explicit meshes have operands with shardings as part of their types.
-        types = shardings if self._is_written(task) else [None] * len(task.inputs)
+        if self._is_written(task):
+            types = shardings
+        else:
+            types = [explicit_sharding(self.avals[v], mesh) for v in task.inputs]
+            shardings = [t or s for t, s in zip(types, shardings, strict=True)]
         structs = [
             jax.ShapeDtypeStruct(self.avals[v].shape, self.avals[v].dtype, sharding=type_)
             for v, type_ in zip(task.inputs, types, strict=True)
@@ -197,7 +204,7 @@ class TaskLowerer:
             options["in_shardings"] = tuple(shardings)
             options["out_shardings"] = self._shardings(task.outputs)
         function = jax.jit(self._task_function(task), keep_unused=True, **options)
-        with context_mesh(self.mesh.lowering_mesh()):
+        with context_mesh(mesh):
             traced = function.trace(*structs)
             module = LoweredModule(traced.lower(lowering_platforms=(self.platform,)))
         self._keep_partial(task, module)

@@ -18,6 +18,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxpp import _core
 from jaxpp.errors import make_error
+from jaxpp.jax_internals.arrays import unreduced_axes
 from jaxpp.jax_internals.context import context_mesh
 from jaxpp.jax_internals.modules import LoweredModule
 from jaxpp.jax_internals.partial import Blocked
@@ -309,6 +310,9 @@ class StepShardings:
         sums = [v for v in dict.fromkeys(values) if v is not None]
         axes = propagated.partials.axes([position[v] for v in sums]).values()
         found: dict[int | None, Any] = dict(zip(sums, axes, strict=True))
+        # Explicit axes say it themselves.
+        typed = {v: unreduced_axes(self._graph.avals[v]) for v in sums}
+        found.update((v, axes) for v, axes in typed.items() if axes)
         found[None] = Blocked("the loop does not add it up", None)
         zero = Blocked("it is zero", None)
         self.partial = [[found[v] or zero for v in _sums(loop)] for loop in self._graph.loops]
