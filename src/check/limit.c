@@ -134,8 +134,10 @@ jpp_status_t* jpp_check_memory_limit(const jpp_check_report_t* report,
 
 // --- Steps in flight ------------------------------------------------------------------
 
+// In device memory.
 static uint64_t bytes_of(const jpp_checker_t* c, uint32_t value) {
-  return c->plan->value_bytes[value];
+  bool host = c->staged->values[value].type.memory != JPP_MEMORY_DEVICE;
+  return host ? 0 : c->plan->value_bytes[value];
 }
 
 void jpp__check_next_step(const jpp_checker_t* c, uint32_t rank) {

@@ -161,6 +161,7 @@ static uint64_t hash_program(uint64_t hash, const jpp_program_t* program) {
     hash = hash_instr(hash, program, &program->instrs[i]);
   }
   hash = jpp__hash_u64(hash, program->peak_bytes);
+  if (program->peak_host_bytes) hash = jpp__hash_u64(hash, program->peak_host_bytes);
   return jpp__hash_u64(hash, program->reserved_bytes);
 }
 

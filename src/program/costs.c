@@ -11,6 +11,7 @@
 static void count_program(const jpp_plan_t* plan, const jpp_program_t* program,
                           jpp_rank_costs_t* rank, jpp_link_costs_t* links) {
   rank->peak_bytes = program->peak_bytes;
+  rank->peak_host_bytes = program->peak_host_bytes;
   for (uint32_t i = 0; i < program->num_instrs; ++i) {
     const jpp_instr_t* instr = &program->instrs[i];
     if (instr->kind == JPP_INSTR_RUN) {

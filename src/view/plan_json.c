@@ -169,6 +169,8 @@ static json_t* target_json(const jpp_instr_t* instr) {
     case JPP_INSTR_SEND:
     case JPP_INSTR_RECV:
       return json_integer(instr->target);
+    case JPP_INSTR_MOVE:
+      return json_string(jpp_memory_name((jpp_memory_t)instr->target));
     case JPP_INSTR_DELETE:
     case JPP_INSTR_KIND_COUNT:
       break;
