@@ -170,7 +170,8 @@ JPP_API jpp_status_t* jpp_plan_costs_add_collective(jpp_plan_costs_t* costs,
                                                     uint64_t bytes) JPP_MUST_USE;
 // Takes NULL.
 JPP_API void jpp_plan_costs_destroy(jpp_plan_costs_t* costs);
-// Tables of the ranks, the links and the collectives; free with jpp_text_free().
+// Tables of the ranks, the links and the collectives, with a column of pinned host memory
+// if any rank has some; free with jpp_text_free().
 JPP_API jpp_status_t* jpp_plan_costs_print(const jpp_plan_costs_t* costs,
                                            char** out_text) JPP_MUST_USE;
 

@@ -22,7 +22,13 @@ from jaxpp.errors import (
 from jaxpp.jax_internals.context import is_tracing, settings_key
 from jaxpp.mesh import MpmdMesh
 from jaxpp.plan.costs import CostSummary
-from jaxpp.plan.planning import Traced, name_of, trace_function, trace_step
+from jaxpp.plan.planning import (
+    Traced,
+    given_memories,
+    name_of,
+    trace_function,
+    trace_step,
+)
 from jaxpp.run.compiled import CompiledStep
 from jaxpp.trace.call import (
     Call,
@@ -59,11 +65,14 @@ class MpmdFunction:
         self._options = options
         self._signature = Signature(fun, options)
         self._compiled: dict[Any, CompiledStep] = {}
+        self._given_memories: dict[Any, list[str | None]] = {}  # by the tree of a call
         functools.update_wrapper(self, fun, updated=())
 
     def _key(self, call: Call) -> Any:
         try:
             leaves = tuple(struct_key(leaf) for leaf in call.leaves)
+            if self._options.in_specs is not None and any(len(leaf) > 3 for leaf in leaves):
+                leaves = self._without_given_memories(call, leaves)
             key = (settings_key(), static_key(call.static), call.tree, leaves)
             hash(key)
         except (TypeError, OverflowError):
@@ -73,6 +82,18 @@ class MpmdFunction:
             self._refuse_leaked(call)
             raise
         return key
+
+    def _without_given_memories(self, call: Call, leaves: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The types of the leaves, without the memories of those that in_shardings put in
+        one."""
+        given = self._given_memories.get(call.tree)
+        if given is None:
+            names, _ = self._signature.describe(call)
+            given = given_memories(self._options, call.args, names)
+            given += [None] * (len(leaves) - len(given))  # keyword arguments
+            self._given_memories[call.tree] = given
+        pairs = zip(leaves, given, strict=True)
+        return tuple(leaf[:3] if memory else leaf for leaf, memory in pairs)
 
     def _refuse_leaked(self, call: Call) -> None:
         if not is_tracing():
@@ -290,7 +311,7 @@ class LoweredStep:
 
 
 class BoundStep:
-    """A compiled step. A call with other shapes or dtypes compiles again."""
+    """A compiled step. A call with other shapes, dtypes or memory kinds compiles again."""
 
     def __init__(self, function: MpmdFunction | MpmdMethod, compiled: CompiledStep) -> None:
         self._function = function

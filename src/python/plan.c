@@ -231,7 +231,8 @@ static PyObject* make_summary(const void* programs, uint64_t rank) {
   const jpp_program_t* program = &((const jpp_program_t*)programs)[rank];
   return JPP_PY_RECORD(JPP_PY_RANK_SUMMARY, PyLong_FromUnsignedLong(program->num_instrs),
                        PyLong_FromUnsignedLongLong(program->peak_bytes),
-                       PyLong_FromUnsignedLongLong(program->reserved_bytes));
+                       PyLong_FromUnsignedLongLong(program->reserved_bytes),
+                       PyLong_FromUnsignedLongLong(program->peak_host_bytes));
 }
 
 static PyObject* plan_summary(PyObject* object, PyObject* unused) {
@@ -242,8 +243,9 @@ static PyObject* plan_summary(PyObject* object, PyObject* unused) {
 
 static PyObject* make_rank_costs(const void* ranks, uint64_t index) {
   const jpp_rank_costs_t* rank = &((const jpp_rank_costs_t*)ranks)[index];
-  return Py_BuildValue("(IdK)", rank->tasks, rank->flops,
-                       (unsigned long long)rank->peak_bytes);
+  return Py_BuildValue("(IdKK)", rank->tasks, rank->flops,
+                       (unsigned long long)rank->peak_bytes,
+                       (unsigned long long)rank->peak_host_bytes);
 }
 
 static PyObject* make_link_costs(const void* links, uint64_t index) {

@@ -25,7 +25,7 @@ from jaxpp.errors import (
 )
 from jaxpp.jax_internals.arrays import broadcast_prefix
 from jaxpp.jax_internals.jaxprs import discharged, drop_unused
-from jaxpp.mesh import MpmdMesh, MpmdSharding, parted_sharding, refuse_memory_kind
+from jaxpp.mesh import MpmdMesh, MpmdSharding, memory_of, parted_sharding
 from jaxpp.plan.advice import Step, layout_advice, warn_of_unparted
 from jaxpp.plan.auto import find_schedules, is_auto, trial_length
 from jaxpp.plan.carried import carried
@@ -38,7 +38,14 @@ from jaxpp.trace.graph import FrontLoop, Graph, build_graph
 from jaxpp.trace.loop import refuse_refs_from_outside, warn_of_marks_without_loop
 from jaxpp.trace.stacked import Bounds, cut_results, part_step, parts_of_leaves
 
-__all__ = ["Planned", "Traced", "name_of", "trace_function", "trace_step"]
+__all__ = [
+    "Planned",
+    "Traced",
+    "given_memories",
+    "name_of",
+    "trace_function",
+    "trace_step",
+]
 
 
 @dataclasses.dataclass
@@ -119,12 +126,12 @@ class Planned:
         found = []
         for cut, numbers in zip(bounds, parts_of_leaves(bounds), strict=True):
             parts = placed[numbers.start : numbers.stop]
-            spec = self.specs.of(parts[0].value)
+            spec, kind = self.specs.of(parts[0].value), parts[0].memory
             if cut:
                 ranks = tuple(sorted({rank for part in parts for rank in part.ranks}))
-                found.append(parted_sharding(self.mesh, ranks, spec, cut[-1]))
+                found.append(parted_sharding(self.mesh, ranks, spec, cut[-1], kind))
             else:
-                found.append(MpmdSharding(self.mesh, parts[0].ranks or [0], spec))
+                found.append(MpmdSharding(self.mesh, parts[0].ranks or [0], spec, kind))
         return found
 
 
@@ -185,8 +192,21 @@ def _broadcast_shardings(
         ) from None
     for spec, name in zip(found, names, strict=False):
         _refuse_pipeline_axis(spec, f"{what} of {name}", mesh)
-        refuse_memory_kind(spec, f"{what} of {name}")
     return found
+
+
+def _memories_of(given: Sequence[Any], what: str, names: Sequence[str]) -> list[str | None]:
+    """The memories that shardings name; a spec or None names none."""
+    return [
+        memory_of(one, f"{what} of {name}") if isinstance(one, jax.sharding.Sharding) else None
+        for one, name in zip(given, names, strict=False)
+    ]
+
+
+def given_memories(options: Options, args: Any, names: list[str]) -> list[str | None]:
+    """For each positional argument's leaf the memory that in_shardings put it in, or None."""
+    taken = _broadcast_shardings(options.in_specs, args, "in_specs", names, options.mesh)
+    return _memories_of(taken, "in_specs", names)
 
 
 def _spec_of(given: Any, what: str) -> PartitionSpec | None:
@@ -315,6 +335,8 @@ class _TracedCall:
     in_specs: list[Any]
     out_specs: list[Any]
     out_ranks: list[tuple[int, ...] | None]
+    in_memories: list[str]
+    out_memories: list[str | None]  # None: not given
     argument_bounds: list[Bounds | None]
     result_bounds: list[Bounds | None]
     statics: list[Static]
@@ -327,7 +349,7 @@ class _TracedCall:
 
     def graph(self, donated: list[bool], next_args: list[int], **options: Any) -> Graph:
         ranks, names = self.mesh.mpmd_dim, (self.arg_names, self.out_names)
-        ends = (*names, next_args, self.out_ranks)
+        ends = (*names, next_args, self.out_ranks, self.in_memories, self.out_memories)
         return build_graph(self.name, ranks, self.closed, donated, *ends, **options)
 
     def shardings(self, graph: Graph, batch_axes: Sequence[str] = ()) -> StepShardings:
@@ -445,6 +467,8 @@ def _with_split_leaves(traced_call: _TracedCall) -> _TracedCall:
         in_specs=_by_parts(traced_call.in_specs, found.arguments),
         out_specs=_by_parts(traced_call.out_specs, found.results),
         out_ranks=_by_parts(ranks_of_wholes, found.results),
+        in_memories=_by_parts(traced_call.in_memories, found.arguments),
+        out_memories=_by_parts(traced_call.out_memories, found.results),
         argument_bounds=found.arguments,
         result_bounds=found.results,
     )
@@ -487,6 +511,7 @@ def _with_split_results(traced_call: _TracedCall, given: Sequence[Any]) -> _Trac
         out_names=_part_names(traced_call.out_names, cuts),
         out_specs=_by_parts(traced_call.out_specs, cuts),
         out_ranks=ranks,
+        out_memories=_by_parts(traced_call.out_memories, cuts),
         result_bounds=bounds,
     )
 
@@ -498,9 +523,13 @@ def _trace_call(
     names, _ = signature.describe(call)
     taken = _broadcast_shardings(options.in_specs, call.args, "in_specs", names, mesh)
     in_specs = [_spec_of(t, "in_specs") for t in taken]
-    in_specs += [None] * (len(call.leaves) - len(in_specs))
-    for name, leaf in zip(names, call.leaves, strict=True):
-        refuse_memory_kind(getattr(leaf, "sharding", None), f"argument {name}")
+    unknown = len(call.leaves) - len(taken)  # keyword arguments
+    in_specs += [None] * unknown
+    asked = [*_memories_of(taken, "in_specs", names), *[None] * unknown]
+    in_memories = [
+        memory or memory_of(getattr(leaf, "sharding", None), f"argument {name}")
+        for memory, name, leaf in zip(asked, names, call.leaves, strict=True)
+    ]
     in_specs = [
         _spec_of_leaf(mesh, leaf) if spec is None else spec
         for spec, leaf in zip(in_specs, call.leaves, strict=True)
@@ -521,6 +550,8 @@ def _trace_call(
         in_specs,
         [_spec_of(g, "out_specs") for g in given],
         [_ranks_of(g, mesh) for g in given],
+        in_memories,
+        _memories_of(given, "out_specs", out_names),
         argument_bounds=[None] * len(names),
         result_bounds=[None] * len(out_names),
         statics=signature.statics(call),

@@ -394,10 +394,13 @@ class TracedArgument(Exception):
     """An argument is a JAX tracer."""
 
 
-def struct_key(leaf: Any) -> Any:
+def struct_key(leaf: Any) -> tuple[Any, ...]:
+    """The shape, dtype and weak type of a leaf, and its memory unless it is the devices'."""
     if type(leaf) is MpmdArray:
         return leaf._placement.key
     if isinstance(leaf, jax.core.Tracer):
         raise TracedArgument
     struct = struct_of(leaf)
-    return (tuple(struct.shape), struct.dtype, struct.weak_type)
+    key = (tuple(struct.shape), struct.dtype, struct.weak_type)
+    kind = getattr(getattr(leaf, "sharding", None), "memory_kind", None)
+    return (*key, kind) if kind == "pinned_host" else key

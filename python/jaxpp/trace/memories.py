@@ -1,0 +1,58 @@
+"""Moves between memories, which a step writes as `jax.device_put`.
+
+The graph has the memory of a value in its type, and tasks compute in device memory only. So the
+equation of a move computes nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+from jax.extend.core import JaxprEqn
+from jax.sharding import Sharding
+
+from jaxpp.mesh import memory_of
+
+__all__ = ["is_in_host_memory", "is_move", "memory_after", "move_of_one", "without_memory"]
+
+
+def is_in_host_memory(aval: Any) -> bool:
+    """Whether JAX's type of a value is in host memory."""
+    return getattr(aval, "memory_space", None) is jax.memory.Space.Host
+
+
+def is_move(eqn: JaxprEqn) -> bool:
+    """Whether an equation moves arrays between memories."""
+    if eqn.primitive is not jax.lax.device_put_p:
+        return False
+    if any(isinstance(device, jax.memory.Space) for device in eqn.params["devices"]):
+        return True
+    return any(is_in_host_memory(v.aval) for v in (*eqn.invars, *eqn.outvars))
+
+
+def move_of_one(eqn: JaxprEqn, number: int) -> dict[str, Any]:
+    """The parameters of a `device_put` for one of its arrays."""
+    names = ("devices", "srcs", "copy_semantics")
+    return {name: (eqn.params[name][number],) for name in names}
+
+
+def memory_after(eqn: JaxprEqn, number: int, where: str | None) -> str:
+    """The memory in which a `device_put` puts an array.
+
+    Raises:
+      JaxppError: a sharding names another memory kind than "device" and "pinned_host"
+        ("unsupported").
+    """
+    memory_of(eqn.params["devices"][number], f"device_put at {where}")
+    return "pinned_host" if is_in_host_memory(eqn.outvars[number].aval) else "device"
+
+
+def without_memory(eqn: JaxprEqn, number: int) -> tuple[Any, dict[str, Any]]:
+    """The primitive and the parameters that do to one array of a `device_put` what is left
+    for a task: to shard it."""
+    device = eqn.params["devices"][number]
+    if not isinstance(device, Sharding):
+        return jax.lax.copy_p, {}
+    on_devices = {"devices": (device.with_memory_kind("device"),), "srcs": (None,)}
+    return eqn.primitive, {**move_of_one(eqn, number), **on_devices}
