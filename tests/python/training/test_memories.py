@@ -19,7 +19,7 @@ import jaxpp.api as jaxpp
 import models
 import trainings
 from equality import Problem, assert_close, mesh_of, pipelined_step, plain_step, usual_specs
-from trainings import described
+from trainings import described, with_state_on_host
 
 STEPS = 4
 HOST, DEVICE = jax.memory.Space.Host, jax.memory.Space.Device
@@ -31,17 +31,6 @@ def on_host(mesh: Any) -> NamedSharding:
 
 def kinds_of(tree: Any) -> set[str]:
     return {leaf.sharding.memory_kind for leaf in jax.tree.leaves(tree)}
-
-
-def with_moves(step: Callable[..., Any]) -> Callable[..., Any]:
-    """A step that takes its optimizer's state from the host and puts it back."""
-
-    def moving(params: Any, state: Any, batch: Any) -> Any:
-        state = jax.device_put(state, DEVICE)
-        params, state, *rest = step(params, state, batch)
-        return params, jax.device_put(state, HOST), *rest
-
-    return moving
 
 
 def copied(tree: Any) -> Any:
@@ -98,7 +87,7 @@ def test_optimizer_state_lives_on_the_host(name: str, donates: bool) -> None:
     tolerance = 2e-2 if name == "bfloat16" else 1e-4
     assert_close(expected[:2], plain[:2], tolerance, "parameters and state")
     ways = {
-        "the step": (with_moves(step), copied(new_state), {}),
+        "the step": (with_state_on_host(step), copied(new_state), {}),
         "out_specs": (step, copied(new_state), {"out_shardings": (None, on_host(mesh))}),
         "the arguments": (step, jax.device_put(new_state, on_host(mesh)), {}),
     }
