@@ -109,10 +109,14 @@ typedef struct jpp_memory_limits {
   const uint32_t* devices;
 } jpp_memory_limits_t;
 
-// JPP_OUT_OF_MEMORY if the peak of some rank, or of those that share its devices, is over
-// its limit. The message names the rank that is over by most, the instruction, by how
-// much, and the kinds.
+// JPP_OUT_OF_MEMORY if the peak of some rank's device memory, or of those that share its
+// devices, is over its limit. The message names the rank that is over by most, the
+// instruction, by how much, and the kinds.
 JPP_API jpp_status_t* jpp_check_memory_limit(
+    const jpp_check_report_t* report, const jpp_memory_limits_t* limits) JPP_MUST_USE;
+
+// The same for the peaks in pinned host memory, with limits for each device of the rank.
+JPP_API jpp_status_t* jpp_check_host_limit(
     const jpp_check_report_t* report, const jpp_memory_limits_t* limits) JPP_MUST_USE;
 
 // How many steps, at most `wanted` and at least 1, may be in flight within the limits

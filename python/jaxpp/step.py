@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -38,6 +38,7 @@ from jaxpp.trace.call import (
     compiler_options_of,
     flag_of,
     fsdp_of,
+    limits_by_memory,
     memory_limits_of,
     plugin_of,
     static_key,
@@ -384,6 +385,7 @@ def make_function(
 ) -> MpmdFunction:
     """Checks the arguments of the API function `who` and returns its result."""
     check_function(who, fun, mpmd_mesh)
+    device_limit, host_limit = limits_by_memory(memory_limit, who)
     options = Options(
         who,
         mpmd_mesh,
@@ -395,10 +397,11 @@ def make_function(
         _as_tuple(donate_argnames),
         compiler_options_of(compiler_options, who),
         plugin_of(plugin, who),
-        memory_limits_of(memory_limit, mpmd_mesh, who),
+        memory_limits_of(device_limit, mpmd_mesh, who),
         steps_in_flight_of(steps_in_flight, who),
         flag_of(reduce_once, "reduce_once", who),
         fsdp_of(fsdp, who),
+        memory_limits_of(host_limit, mpmd_mesh, who),
     )
     return MpmdFunction(fun, options)
 
@@ -417,7 +420,7 @@ def mpmd_jit_with_loop(
     donate_argnames: str | Sequence[str] | None = None,
     compiler_options: dict[str, Any] | None = None,
     plugin: str | os.PathLike[str] | None = None,
-    memory_limit: int | Sequence[int] | None = None,
+    memory_limit: int | Sequence[int] | Mapping[str, int | Sequence[int]] | None = None,
     steps_in_flight: int | None = None,
     reduce_once: bool = True,
     fsdp: str | Callable[[str, Any], str | None] | None = None,
@@ -441,7 +444,8 @@ def mpmd_jit_with_loop(
       memory_limit: the bytes that a step may use on each device: weights, gradients, optimizer
         state, activations, receive slots and everything else kept between tasks. A number
         limits the total of all ranks on the same devices; a list has one limit per rank. A plan
-        that exceeds the limit is refused before anything is compiled.
+        that exceeds the limit is refused before anything is compiled. A dict has limits by
+        memory kind, "device" and "pinned_host".
       steps_in_flight: how many steps may be in flight; default: JPP_STEPS_IN_FLIGHT,
         then 2. A call returns as soon as the runtime has taken its arguments, and waits only
         while that many steps are unfinished. With 0, a call returns when its step is done. It

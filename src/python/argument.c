@@ -385,7 +385,7 @@ static PyMethodDef kWantedMethods[] = {
 static PyType_Slot kWantedSlots[] = {
     {Py_tp_doc,
      "Wanted(name, dtype, ndim, devices, ranks, is_local, devices_per_rank, blocks, "
-     "donated, can_move, least_borrowed, /)\n--\n\n"
+     "donated, can_move, least_borrowed, memory, /)\n--\n\n"
      "What a plan wants of an argument: jpp_wanted_t, with `blocks` as a buffer of "
      "int64."},
     {Py_tp_new, (void*)wanted_new},

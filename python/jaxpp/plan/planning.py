@@ -618,6 +618,7 @@ def trace_step(
     limits = options.memory_limits
     schedules, founds = find_schedules(graph, given, options.mesh, limits, run_trial)
     traced = _plan_gathered(traced_call, graph, schedules, donated, next_args, options)
+    traced.plan.check_host_limit(options.host_limits)
     line = definition_line(fun)
     step = Step(f"step {traced_call.name} at {line}", line, options.mesh.lowering_mesh())
     found_advice = [

@@ -31,6 +31,7 @@ __all__ = [
     "compiler_options_of",
     "flag_of",
     "fsdp_of",
+    "limits_by_memory",
     "memory_limits_of",
     "plugin_of",
     "static_key",
@@ -64,6 +65,7 @@ class Options:
     reduce_once: bool = True  # gradients are summed over a rank's devices after the loop
     # When a sharded weight, by its name and type, is gathered: "step", "use" or None.
     fsdp: Callable[[str, Any], str | None] | None = None
+    host_limits: MemoryLimits | None = None  # of pinned host memory
 
 
 @dataclasses.dataclass
@@ -259,6 +261,20 @@ class Signature:
         args, kwargs = self.merge(call.static, call.args, call.kwargs)
         nums, names = ([key for key, _ in static] for static in call.static)
         name_after(run, fun, args, kwargs, nums, names)
+
+
+def limits_by_memory(given: Any, who: str) -> tuple[Any, Any]:
+    """The values of memory_limit= for the devices' memory and for pinned host memory."""
+    if not isinstance(given, Mapping):
+        return given, None
+    unknown = sorted(str(name) for name in given if name not in ("device", "pinned_host"))
+    if unknown:
+        raise make_error(
+            "invalid-argument",
+            f"{who}: memory_limit={shorten(given)}; expected limits for 'device' and "
+            f"'pinned_host', found {unknown[0]!r}",
+        )
+    return given.get("device"), given.get("pinned_host")
 
 
 def memory_limits_of(given: Any, mesh: MpmdMesh, who: str) -> MemoryLimits | None:

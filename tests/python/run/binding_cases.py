@@ -327,6 +327,7 @@ def cases(step: Step) -> list[Case]:
         Case("PlanFile.plan", lambda: _core.PlanFile(step.saved).plan),
         Case("PlanFile.contents", lambda: _core.PlanFile(step.saved).contents),
         Case("Plan.hashes", lambda: step.plan.hashes),
+        Case("Plan.check_host_limit", lambda: step.plan.check_host_limit, ("limits", None)),
         Case(
             "Plan.steps_in_flight",
             lambda: step.plan.steps_in_flight,

@@ -137,6 +137,49 @@ def test_the_peak_is_lower_by_the_state() -> None:
     assert [row.peak_host_bytes for row in summary] == [r.peak_host_bytes for r in costs.ranks]
 
 
+def test_each_memory_has_a_limit() -> None:
+    problem, mesh = wide_mlp(), mesh_of(2, {}, sharing=1)
+    state = jax.device_put(problem.optimizer.init(problem.params), on_host(mesh))
+    args = (problem.params, state, problem.batch)
+
+    def plan(limits: Any) -> Any:
+        step = pipelined_step(problem, jaxpp.Std1F1B(2))
+        options: dict[str, Any] = {"donate_argnums": (0, 1), "memory_limit": limits}
+        return jaxpp.mpmd_jit_with_loop(step, mesh, **options).trace_and_place(*args)
+
+    ranks = plan(None).cost_summary().ranks
+    device, host = (
+        max(getattr(r, n) for r in ranks) for n in ("peak_bytes", "peak_host_bytes")
+    )
+    plan({"device": device, "pinned_host": host})
+    plan({"pinned_host": [r.peak_host_bytes for r in ranks]})
+    with pytest.raises(jaxpp.JaxppError, match="bytes on each device, found a peak") as caught:
+        plan({"device": device - 1, "pinned_host": host})
+    assert caught.value.code == "out-of-memory"
+    with pytest.raises(
+        jaxpp.JaxppError, match=f"at most {host - 1} bytes in pinned_host .* {host}, 1 over"
+    ) as caught:
+        plan({"device": device, "pinned_host": host - 1})
+    assert caught.value.code == "out-of-memory"
+    with pytest.raises(jaxpp.JaxppError, match="for 'device' and 'pinned_host', found 'vmem'"):
+        plan({"vmem": 1})
+
+
+def test_ranks_on_one_device_share_its_limit() -> None:
+    problem, mesh = adam(models.mlp([1, 1], 4)), mesh_of(2, {}, sharing=2)
+    state = jax.device_put(problem.optimizer.init(problem.params), on_host(mesh))
+
+    def plan(limits: Any) -> Any:
+        step = pipelined_step(problem, jaxpp.Std1F1B(2))
+        ours = jaxpp.mpmd_jit_with_loop(step, mesh, memory_limit=limits)
+        return ours.trace_and_place(problem.params, state, problem.batch)
+
+    host = sum(r.peak_host_bytes for r in plan(None).cost_summary().ranks)
+    plan({"pinned_host": host})
+    with pytest.raises(jaxpp.JaxppError, match="rank 0 and others on its devices"):
+        plan({"pinned_host": host - 1})
+
+
 def test_traced_peaks_are_the_plans() -> None:
     problem, mesh = wide_mlp(), mesh_of(2, {}, sharing=1)
     state = jax.device_put(problem.optimizer.init(problem.params), on_host(mesh))
