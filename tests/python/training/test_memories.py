@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import orbax.checkpoint as ocp
 import pytest
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import NamedSharding
@@ -448,3 +449,29 @@ def test_activations_wait_for_their_backward_on_the_host(schedule: Any, axes: An
     for rank in range(2):
         assert after[rank].peak_bytes <= before[rank].peak_bytes
         assert after[rank].peak_host_bytes > 0 == before[rank].peak_host_bytes
+
+
+# --- Checkpoints --------------------------------------------------------------------------
+
+
+def test_checkpoints_keep_memories(tmp_path: Any) -> None:
+    """Orbax saves arrays of both memories, and restores each to its own."""
+    mesh = mesh_of(2, {"data": 2}, sharing=1)
+    host = jaxpp.MpmdSharding(mesh, (0, 1), P("data"), memory_kind="pinned_host")
+    step = jaxpp.mpmd_jit_with_loop(
+        lambda tree: {"m": tree["m"] * 2, "w": tree["w"] + 1},
+        mesh,
+        out_shardings={"m": host, "w": None},
+        donate_argnums=0,
+    )
+    x = np.arange(8, dtype=np.float32)
+    tree = step({"m": x, "w": x})
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(tmp_path / "state", tree)
+        checkpointer.wait_until_finished()
+        like = jax.tree.map(ocp.utils.to_shape_dtype_struct, tree)
+        restored = checkpointer.restore(tmp_path / "state", like)
+    assert [restored[n].sharding.memory_kind for n in "mw"] == ["pinned_host", "device"]
+    again, expected = step(restored), step(tree)
+    assert again["m"].sharding == expected["m"].sharding == host
+    assert list(described("", again)) == list(described("", expected))
