@@ -9,8 +9,9 @@
 typedef struct bare_call {
   uint8_t kind;  // jpp_instr_kind_t
   uint32_t num_args, num_results;
-  uint32_t device;   // RUN: its own; SEND: the other rank's
-  uint64_t message;  // SEND, RECV
+  uint32_t device;      // RUN: its own; SEND: the other rank's
+  uint64_t message;     // SEND, RECV
+  jpp_memory_t memory;  // MOVE
   jpp_executable_t* executable;
   const uint32_t* donated_to;
   uint32_t* registers;  // args, then results
@@ -59,6 +60,8 @@ static jpp_status_t* add_call(unroller_t* u, uint32_t rank, const jpp_instr_t* i
     call.message = bare->first_message[instr->target] + u->sent[instr->target]++;
   } else if (instr->kind == JPP_INSTR_RECV) {
     call.message = bare->first_message[instr->target] + u->received[instr->target]++;
+  } else if (instr->kind == JPP_INSTR_MOVE) {
+    call.memory = (jpp_memory_t)instr->target;
   }
   return JPP_VEC_PUSH(&bare->calls, call);
 }
@@ -221,6 +224,10 @@ static jpp_status_t* make_call(jpp_bare_t* bare, const bare_call_t* call) {
     case JPP_INSTR_RECV:
       bare->regs[call->registers[0]] = bare->messages[call->message];
       return NULL;
+    case JPP_INSTR_MOVE:
+      return jpp_client_buffer_copy_to_memory(client, bare->regs[call->registers[0]],
+                                              call->device, call->memory,
+                                              &bare->regs[call->registers[1]]);
     case JPP_INSTR_DELETE:
       for (uint32_t k = 0; k < call->num_args; ++k) {
         jpp_client_buffer_destroy(client, bare->regs[call->registers[k]]);

@@ -34,6 +34,7 @@ typedef struct jpp_array_layout {
   uint32_t num_ranks;
   uint32_t devices_per_rank;
   const uint32_t* ranks;  // [num_ranks] ascending or not, each once
+  jpp_memory_t memory;    // of each device
 } jpp_array_layout_t;
 
 // Takes over the buffers; after an error they are still the caller's. `layout` and the
@@ -41,8 +42,9 @@ typedef struct jpp_array_layout {
 JPP_API jpp_status_t* jpp_array_create(const jpp_array_layout_t* layout,
                                        jpp_buffer_t* const* buffers,
                                        jpp_array_t** out_array) JPP_MUST_USE;
-// Copies to devices of the layout's client: `shards` are [devices_per_rank], the same on
-// each rank; `devices` are client indices, [num_ranks][devices_per_rank].
+// Copies to the layout's memory of devices of its client: `shards` are
+// [devices_per_rank], the same on each rank; `devices` are client indices,
+// [num_ranks][devices_per_rank].
 JPP_API jpp_status_t* jpp_array_upload(const jpp_array_layout_t* layout,
                                        const jpp_host_array_t* shards,
                                        const uint32_t* devices,

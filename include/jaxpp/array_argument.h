@@ -46,6 +46,7 @@ typedef struct jpp_wanted {
   bool donated;               // the step may write to it
   bool can_move;  // the step copies it from a rank that has it to one that needs it
   uint64_t least_borrowed;  // fewer bytes are copied rather than borrowed
+  jpp_memory_t memory;      // of the devices: where a copy is made
 } jpp_wanted_t;
 
 // One block of a given array. Its layout is final.
@@ -91,10 +92,11 @@ typedef struct jpp_decision {
 // The rules, in order:
 // - A deleted array is refused.
 // - An array of the client is used if it has the wanted blocks on the same devices of a
-//   rank. It may be on other ranks if the step can move it.
-// - Foreign memory is borrowed if the step does not write to it, the type is the wanted
-//   one, it has least_borrowed bytes or more, and each local rank has the wanted blocks.
-//   If the step can move the array, one local rank is enough.
+//   rank. It may be on other ranks if the step can move it, and in any memory.
+// - Foreign memory, which is device memory, is borrowed if that is wanted and the step
+//   does not write to it, the type is the wanted one, it has least_borrowed bytes or
+//   more, and each local rank has the wanted blocks. If the step can move the array, one
+//   local rank is enough.
 // - Everything else is uploaded from local blocks.
 // Errors: JPP_DONATED_ERROR, JPP_MESH_ERROR if this process lacks a part that its ranks
 // need, JPP_INVALID_ARGUMENT for blocks that no array has. Lists of the decision are for

@@ -9,7 +9,9 @@
 //  - only outputs, borrowed inputs and constants are left at the end; borrowed
 //    inputs and constants are neither deleted nor donated;
 //  - every task runs once for each of its microbatches, as its binding says;
-//  - the peak in bytes is the one that the plan states;
+//  - runs and sends read device memory, and outputs are left in the memory of their type;
+//  - the peaks in bytes, of devices and of pinned host memory, are those that the plan
+//    states;
 //  - a value that several ranks hold is made by one task and sent, or made by tasks that
 //    run the same module on the same inputs: its copies are bitwise equal;
 //
@@ -48,13 +50,14 @@ typedef enum jpp_bytes_kind {
 JPP_API const char* jpp_bytes_kind_name(jpp_bytes_kind_t kind);
 
 typedef struct jpp_check_actor {
-  uint32_t runs, sends, recvs, deletes;  // instructions
-  uint64_t peak_bytes;                   // on each device of the actor
-  uint32_t peak_instr;                   // where it is first reached
+  uint32_t runs, sends, recvs, deletes, moves;  // instructions
+  uint64_t peak_bytes;                          // on each device of the actor
+  uint32_t peak_instr;                          // where it is first reached
   uint64_t bytes_at_peak[JPP_BYTES_KIND_COUNT];
-  // What each further step in flight adds: its batch, and its results less the arguments
-  // whose memory it takes over.
+  // What each further step in flight adds on a device: its batch, and its results less
+  // the arguments whose memory it takes over.
   uint64_t next_step_bytes;
+  uint64_t peak_host_bytes;  // in pinned host memory, for each device
 } jpp_check_actor_t;
 
 typedef struct jpp_check_channel {
@@ -86,6 +89,7 @@ JPP_API jpp_status_t* jpp_check_report_print(const jpp_check_report_t* report,
 // What is live on each device of an actor at one point of its program.
 typedef struct jpp_memory_point {
   uint64_t bytes[JPP_BYTES_KIND_COUNT];
+  uint64_t host_bytes;  // in pinned host memory, for each device
 } jpp_memory_point_t;
 
 // Walks one actor of a proved plan. Point 0 is before the first instruction, point i + 1
@@ -105,10 +109,14 @@ typedef struct jpp_memory_limits {
   const uint32_t* devices;
 } jpp_memory_limits_t;
 
-// JPP_OUT_OF_MEMORY if the peak of some rank, or of those that share its devices, is over
-// its limit. The message names the rank that is over by most, the instruction, by how
-// much, and the kinds.
+// JPP_OUT_OF_MEMORY if the peak of some rank's device memory, or of those that share its
+// devices, is over its limit. The message names the rank that is over by most, the
+// instruction, by how much, and the kinds.
 JPP_API jpp_status_t* jpp_check_memory_limit(
+    const jpp_check_report_t* report, const jpp_memory_limits_t* limits) JPP_MUST_USE;
+
+// The same for the peaks in pinned host memory, with limits for each device of the rank.
+JPP_API jpp_status_t* jpp_check_host_limit(
     const jpp_check_report_t* report, const jpp_memory_limits_t* limits) JPP_MUST_USE;
 
 // How many steps, at most `wanted` and at least 1, may be in flight within the limits

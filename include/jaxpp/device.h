@@ -27,10 +27,11 @@
 #include <stdint.h>
 
 #include "jaxpp/dtype.h"
+#include "jaxpp/memory.h"
 #include "jaxpp/status.h"
 
 typedef struct jpp_client jpp_client_t;
-typedef struct jpp_buffer jpp_buffer_t;  // an array, or its promise, on one device
+typedef struct jpp_buffer jpp_buffer_t;  // an array, or its promise, in a device's memory
 typedef struct jpp_executable jpp_executable_t;  // a compiled and loaded program
 typedef struct jpp_event jpp_event_t;  // becomes ready once, successful or failed
 
@@ -135,10 +136,19 @@ typedef struct jpp_client_info {
   uint32_t global_device_count;
   const jpp_global_device_t* global_devices;
   uint32_t node_id;
+  uint32_t memories;  // 1 << jpp_memory_t of each memory that all of `devices` have
+  // The memory kinds of the first device, also those that this library does not use:
+  // "device, pinned_host, unpinned_host".
+  const char* memory_kinds;
 } jpp_client_info_t;
 
 // Borrowed for the lifetime of the client; never NULL.
 JPP_API const jpp_client_info_t* jpp_client_info(const jpp_client_t* client);
+
+// JPP_UNSUPPORTED, with the memories that the devices have, if they lack this one;
+// JPP_INVALID_ARGUMENT for an unknown memory.
+JPP_API jpp_status_t* jpp_client_check_memory(const jpp_client_t* client,
+                                              jpp_memory_t memory) JPP_MUST_USE;
 
 //===-- Executables ----------------------------------------------------------------===//
 
@@ -308,9 +318,11 @@ typedef struct jpp_host_array {
   uint32_t rank;                // at most JPP_BUFFER_MAX_RANK
   const int64_t* dims;          // elements
   const int64_t* byte_strides;  // may be negative; NULL: dense, last dimension fastest
+  jpp_memory_t memory;          // of the device, which gets the copy
 } jpp_host_array_t;
 
-// Copies the array to a device; `array` and its data are only read during the call.
+// Copies the array to a memory of a device; `array` and its data are only read during the
+// call.
 JPP_API jpp_status_t* jpp_client_buffer_from_host(jpp_client_t* client,
                                                   const jpp_host_array_t* array,
                                                   uint32_t device,
@@ -329,9 +341,16 @@ JPP_API jpp_status_t* jpp_client_buffer_to_host(jpp_client_t* client,
 JPP_API jpp_status_t* jpp_client_buffer_read(jpp_client_t* client, jpp_buffer_t* buffer,
                                              void* data, size_t size) JPP_MUST_USE;
 
-// Starts a copy to another device. The source may be destroyed at once.
+// Starts a copy to the device memory of a device. The source may be destroyed at once,
+// and may be in any memory.
 JPP_API jpp_status_t* jpp_client_buffer_copy_to_device(
     jpp_client_t* client, jpp_buffer_t* buffer, uint32_t device,
+    jpp_buffer_t** out_buffer) JPP_MUST_USE;
+
+// The same to any memory of a device. JPP_UNSUPPORTED if the device lacks it. Programs
+// take buffers in device memory only.
+JPP_API jpp_status_t* jpp_client_buffer_copy_to_memory(
+    jpp_client_t* client, jpp_buffer_t* buffer, uint32_t device, jpp_memory_t memory,
     jpp_buffer_t** out_buffer) JPP_MUST_USE;
 
 // Work already issued on the buffer still finishes. Takes NULL.

@@ -20,6 +20,7 @@
 #include <stdint.h>
 
 #include "jaxpp/dtype.h"
+#include "jaxpp/memory.h"
 #include "jaxpp/status.h"
 #include "jaxpp/task.h"
 
@@ -32,6 +33,10 @@ typedef struct jpp_type {
   // 0 and 1: every device holds all of it. Divides the elements: JAX takes and gives
   // arrays in equal pieces only.
   uint32_t shards;
+  // Where the array is between tasks. Tasks read and write device memory: a value of
+  // another memory is moved there before a task that reads it, and out of it when it has
+  // been made.
+  jpp_memory_t memory;
 } jpp_type_t;
 
 // Bytes of a dense array of this type, all shards together.
@@ -255,8 +260,8 @@ JPP_API jpp_status_t* jpp_graph_set_partial(jpp_graph_t* graph, uint32_t loop,
 //   out %7 "[0]['w']" next %0
 //   out %6 "[1]" on 0, 1
 //
-// f32[8,4]/2 is cut into 2 shards. `#` begins a comment. Names behind % are letters,
-// digits, '_' and '.'.
+// f32[8,4]/2 is cut into 2 shards, f32[8,4]@pinned_host is in that memory. `#` begins a
+// comment. Names behind % are letters, digits, '_' and '.'.
 
 // The caller frees *out_text with jpp_text_free().
 JPP_API jpp_status_t* jpp_graph_print(const jpp_graph_t* graph,

@@ -7,6 +7,7 @@
 #include "jaxpp/version.h"
 #include "jaxpp/status.h"
 #include "jaxpp/dtype.h"
+#include "jaxpp/memory.h"
 #include "jaxpp/alloc.h"
 #include "jaxpp/str.h"
 #include "jaxpp/file.h"

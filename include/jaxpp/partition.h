@@ -12,7 +12,8 @@
 // The rules (docs/partition.md walks through them):
 //  1. Forward marks cut the body in order: what mark k needs and no earlier mark took is
 //     fwd_k. The backward marks cut the rest from the last stage to the first; what no
-//     mark needs goes where its latest operand is made. A stage that has all ops of
+//     mark needs goes where its latest operand is made, and so does what moves a value
+//     out of device memory, needed or not. A stage that has all ops of
 //     stage 1 and more runs them as a task of their own, which is the same module.
 //  2. Cheap ops of the loop index and of values from outside are computed again in every
 //     task that needs them. Other ops that only use values from outside leave the loop.

@@ -10,6 +10,10 @@
 // Operands are registers: slots that hold one value, all its shards on the actor's
 // devices.
 //
+// Runs and messages take and make values in device memory. A value of another memory is
+// moved: out of the devices right after the sends that follow its run, to them right
+// before the first run of a rank that reads it. That copy stays until its last use.
+//
 // Threads: any thread, several at once, also on the same staged graph, which is only
 // read. A plan that is made may be read by any number of threads; destroy it when none
 // does.
@@ -25,15 +29,16 @@ typedef enum jpp_instr_kind {
   JPP_INSTR_SEND,    // one arg through channel `target`; the register stays
   JPP_INSTR_RECV,    // one result through channel `target`
   JPP_INSTR_DELETE,  // args die
+  JPP_INSTR_MOVE,    // one arg to one result, in memory `target`; the arg stays
   JPP_INSTR_KIND_COUNT,
 } jpp_instr_kind_t;
 
-// "run", "send", "recv", "delete"; lifetime static. NULL for an unknown kind.
+// "run", "send", "recv", "delete", "move"; lifetime static. NULL for an unknown kind.
 JPP_API const char* jpp_instr_kind_name(jpp_instr_kind_t kind);
 
 typedef struct jpp_instr {
   uint8_t kind;            // jpp_instr_kind_t
-  uint32_t target;         // RUN: task id; SEND, RECV: channel id
+  uint32_t target;         // RUN: task id; SEND, RECV: channel id; MOVE: jpp_memory_t
   uint32_t microbatch;     // JPP_NONE outside loops
   uint32_t first_operand;  // registers: operands[first_operand ..], args before results
   uint32_t first_value;    // the values behind them: operand_values[first_value ..]
@@ -74,11 +79,12 @@ typedef struct jpp_program {
   const jpp_program_input_t* inputs;
   const jpp_program_constant_t* constants;
   const jpp_program_output_t* outputs;
-  // Bytes on each device of the actor. A result that takes over a donated arg's memory
-  // counts once. Receive slots are reserved for the whole step.
-  uint64_t peak_bytes;      // highest sum of live registers, receive slots included
-  uint64_t reserved_bytes;  // receive slots
-  uint32_t peak_instr;      // where the peak is
+  // Bytes in the memory of each device of the actor. A result that takes over a donated
+  // arg's memory counts once. Receive slots are reserved for the whole step.
+  uint64_t peak_bytes;       // highest sum of live registers, receive slots included
+  uint64_t reserved_bytes;   // receive slots
+  uint32_t peak_instr;       // where the peak is
+  uint64_t peak_host_bytes;  // the highest sum in pinned host memory, for each device
 } jpp_program_t;
 
 typedef struct jpp_plan_channel {
@@ -121,9 +127,10 @@ JPP_API void jpp_plan_destroy(jpp_plan_t* plan);
 
 // A rank's part of one step. Its layout is final.
 typedef struct jpp_rank_costs {
-  uint32_t tasks;       // runs
-  double flops;         // the sum of the ops' costs, which see
-  uint64_t peak_bytes;  // on each of the rank's devices
+  uint32_t tasks;            // runs
+  double flops;              // the sum of the ops' costs, which see
+  uint64_t peak_bytes;       // on each of the rank's devices
+  uint64_t peak_host_bytes;  // in pinned host memory, for each of the rank's devices
 } jpp_rank_costs_t;
 
 // The messages that one rank sends to another in one step. Its layout is final.
@@ -163,7 +170,8 @@ JPP_API jpp_status_t* jpp_plan_costs_add_collective(jpp_plan_costs_t* costs,
                                                     uint64_t bytes) JPP_MUST_USE;
 // Takes NULL.
 JPP_API void jpp_plan_costs_destroy(jpp_plan_costs_t* costs);
-// Tables of the ranks, the links and the collectives; free with jpp_text_free().
+// Tables of the ranks, the links and the collectives, with a column of pinned host memory
+// if any rank has some; free with jpp_text_free().
 JPP_API jpp_status_t* jpp_plan_costs_print(const jpp_plan_costs_t* costs,
                                            char** out_text) JPP_MUST_USE;
 

@@ -107,6 +107,8 @@ typedef struct jpp_rank_memory {
       temporary;  // `peak` without arguments, and results that are not donated memory
   uint64_t code;  // of the rank's tasks
   uint64_t peak;  // planned, and what the task with the most temporary memory needs
+  // The same in pinned host memory, for each device.
+  uint64_t host_arguments, host_results, host_donated, host_temporary, host_peak;
 } jpp_rank_memory_t;
 
 // What a plugin does not say counts as 0. `executables` are those of the tasks.

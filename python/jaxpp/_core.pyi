@@ -152,22 +152,31 @@ class StagedOp(structseq[Any], tuple[int, int, int | None, list[int], int, int])
     def num_outputs(self) -> int: ...
 
 @final
-class PlacedValue(structseq[Any], tuple[int, list[int]]):
-    __match_args__: Final = ("value", "ranks")
+class PlacedValue(structseq[Any], tuple[int, list[int], str]):
+    __match_args__: Final = ("value", "ranks", "memory")
     @property
     def value(self) -> int: ...
     @property
     def ranks(self) -> list[int]: ...
+    @property
+    def memory(self) -> str: ...
 
 @final
-class RankSummary(structseq[Any], tuple[int, int, int]):
-    __match_args__: Final = ("instructions", "peak_bytes", "reserved_bytes")
+class RankSummary(structseq[Any], tuple[int, int, int, int]):
+    __match_args__: Final = (
+        "instructions",
+        "peak_bytes",
+        "reserved_bytes",
+        "peak_host_bytes",
+    )
     @property
     def instructions(self) -> int: ...
     @property
     def peak_bytes(self) -> int: ...
     @property
     def reserved_bytes(self) -> int: ...
+    @property
+    def peak_host_bytes(self) -> int: ...
 
 @final
 class SearchResult(structseq[Any], tuple[Schedule, str, float, float, str | None, float, int]):
@@ -393,15 +402,15 @@ class TaskRun(structseq[Any], tuple[int, str, int, int, int, int]):
 
 # --- Types ------------------------------------------------------------------------------
 
-# An element type and a shape.
-_Type = tuple[str, Sequence[int]]
+# An element type, a shape and, unless it is "device", a memory.
+_Type = tuple[str, Sequence[int]] | tuple[str, Sequence[int], str]
 # Forward, input gradient, weight gradient.
 _Costs = tuple[float, float, float]
 # As ScheduleTask: kind, joins_next, latency, stage, microbatch.
 _Task = tuple[int, bool, int, int, int]
 
 _PlanCosts = tuple[
-    list[tuple[int, float, int]],
+    list[tuple[int, float, int, int]],
     list[tuple[int, int, int, int]],
     list[tuple[int, str, str, str, int, int]],
     str,
@@ -554,6 +563,7 @@ class Plan:
     def explain(self, /) -> str: ...
     def explain_memory(self, rank: int, message: str, /) -> str: ...
     def hashes(self, /) -> dict[str, int]: ...
+    def check_host_limit(self, limits: _Limits | None, /) -> None: ...
     def steps_in_flight(self, memory_limits: _Limits | None, wanted: int, /) -> int: ...
     def program_text(self, sharding_of: _Callable[[int], str], /) -> str: ...
     def text(self, /) -> str: ...
@@ -609,6 +619,7 @@ class Value:
         devices: Sequence[int],
         shards: list[Any],
         dtype: str,
+        memory: str,
         /,
     ) -> Value: ...
     @staticmethod
@@ -643,6 +654,7 @@ class Wanted:
         donated: bool,
         can_move: bool,
         least_borrowed: int,
+        memory: str,
         /,
     ) -> Wanted: ...
     def decide(
@@ -717,7 +729,7 @@ class Runtime:
     def step(self, values: list[Value], waits: bool, /) -> list[Value]: ...
     def costs(self, names: tuple[str, ...], sizes: Sequence[int], /) -> _PlanCosts: ...
     def explain(self, names: tuple[str, ...], sizes: Sequence[int], /) -> str: ...
-    def memory(self, rank: int, /) -> tuple[int, int, int, int, int, int]: ...
+    def memory(self, rank: int, /) -> list[int]: ...
     def wait(self, count: int, /) -> None: ...
     def num_steps(self, /) -> int: ...
     def set_checks(self, nans: bool, infs: bool, /) -> None: ...

@@ -304,11 +304,14 @@ class MpmdArray(jax.Array):  # type: ignore[misc]
             return self._typed(_put(placement.read_rows(self._values, rank), sharding))
         part = placement.parts[0]
         shards = [
-            _put(part.shard(self._values[0], rank, d), device)
+            _put(part.shard(self._values[0], rank, d), self._at(device))
             for d, device in enumerate(part.devices.of_rank(part.mesh, rank))
         ]
         shape = part.physical_shape
         return self._typed(jax.make_array_from_single_device_arrays(shape, sharding, shards))
+
+    def _at(self, device: jax.Device) -> jax.sharding.Sharding:
+        return jax.sharding.SingleDeviceSharding(device, memory_kind=self._placement.memory)
 
     def _contents(self) -> np.ndarray | jax.Array:
         """The stored elements, without a copy if JAX can use their memory."""
@@ -468,7 +471,7 @@ class MpmdArray(jax.Array):  # type: ignore[misc]
         self, rank: int, numbers: range, index: tuple[slice, ...], device: jax.Device
     ) -> jax.Array:
         parts = [self._placement.parts[k].read(self._values[k], rank) for k in numbers]
-        return self._typed(_put(np.concatenate(parts)[index], device))
+        return self._typed(_put(np.concatenate(parts)[index], self._at(device)))
 
     def _has_device(self, rank: int, device: jax.Device) -> bool:
         """Whether this process has a device that holds a part of the array."""
@@ -479,7 +482,7 @@ class MpmdArray(jax.Array):  # type: ignore[misc]
     def _part(self, rank: int, index: tuple[slice, ...], device: jax.Device) -> jax.Array:
         part = self._placement.parts[0]
         shard = part.device_shard(self._values[0], rank, index, device)
-        return self._typed(_put(shard, device))
+        return self._typed(_put(shard, self._at(device)))
 
     @property
     def addressable_shards(self) -> list[MpmdShard]:

@@ -88,9 +88,14 @@ class Devices:
         return _layout_numbers.setdefault(self.layout, len(_layout_numbers) + 1)
 
     def put(
-        self, ranks: Sequence[int], indices: Sequence[int], shards: list[Any], dtype: str
+        self,
+        ranks: Sequence[int],
+        indices: Sequence[int],
+        shards: list[Any],
+        dtype: str,
+        memory: str,
     ) -> Any:
-        """Uploads an array's shards, one per device, to some ranks."""
+        """Uploads an array's shards, one per device, to a memory of some ranks' devices."""
         raise NotImplementedError
 
     def take(self, wanted: _core.Wanted, part: Any, source: Any, copies: bool) -> Any:

@@ -13,8 +13,7 @@ from jaxpp.errors import make_error
 __all__ = ["distributed_main"]
 
 
-def _number(name: str) -> int:
-    text = os.environ.get(name, "")
+def _number(name: str, text: str) -> int:
     if text.isdecimal():
         return int(text)
     raise make_error(
@@ -37,13 +36,15 @@ def distributed_main(main: Callable[[], Any]) -> Any:
     Raises:
       JaxppError: one of the variables is not a number ("invalid-argument").
     """
-    if "NNODES" in os.environ:
+    address = os.environ.get("JAX_COORDINATOR_ADDRESS")
+    nodes = os.environ.get("NNODES")
+    if nodes is not None:
         jax.distributed.initialize(
-            os.environ.get("JAX_COORDINATOR_ADDRESS"),
-            num_processes=_number("NNODES"),
-            process_id=_number("NODE_RANK"),
+            address,
+            num_processes=_number("NNODES", nodes),
+            process_id=_number("NODE_RANK", os.environ.get("NODE_RANK", "")),
         )
-    elif any(name in os.environ for name in ("JAX_COORDINATOR_ADDRESS", "SLURM_JOB_ID")):
+    elif address or os.environ.get("SLURM_JOB_ID"):
         jax.distributed.initialize()
     try:
         return main()

@@ -19,24 +19,24 @@ from jaxpp.jax_internals.arrays import keeps_its_sharding
 from jaxpp.jax_internals.context import context_mesh
 from jaxpp.job import watch_job
 
-__all__ = ["MpmdMesh", "MpmdSharding", "parted_sharding", "refuse_memory_kind"]
+__all__ = ["MpmdMesh", "MpmdSharding", "memory_of", "parted_sharding"]
 
 
-def refuse_memory_kind(sharding: Any, what: str) -> None:
-    """Refuses a sharding with a memory kind other than the devices' default. Raises
-    JaxppError("unsupported")."""
+def memory_of(sharding: Any, what: str) -> str:
+    """The memory of a sharding, "device" or "pinned_host"; "device" for anything without a
+    memory kind. Raises JaxppError("unsupported") for any other kind, with `what`."""
     kind = getattr(sharding, "memory_kind", None)
-    if kind is None or kind == "device":
-        return
+    if kind is None or kind in ("device", "pinned_host"):
+        return kind or "device"
     mesh = getattr(sharding, "mesh", None)
     devices = () if isinstance(mesh, AbstractMesh) else sharding.device_set
-    default = next((d.default_memory().kind for d in devices), "device")
-    if kind != default:
-        raise make_error(
-            "unsupported",
-            f"{what}: expected memory_kind={default!r} or None (steps keep all arrays in "
-            f"device memory), found memory_kind={kind!r}",
-        )
+    if kind == next((d.default_memory().kind for d in devices), "device"):
+        return "device"
+    raise make_error(
+        "unsupported",
+        f"{what}: expected memory_kind='device', 'pinned_host' or None, found "
+        f"memory_kind={kind!r}",
+    )
 
 
 def _enter(mesh: Mesh) -> None:
@@ -290,7 +290,8 @@ class MpmdSharding(NamedSharding):  # type: ignore[misc]
       mpmd_mesh: the mesh of all ranks. mesh_ids: the ranks that hold the array. spec: how each
       copy is sharded within its rank; the pipeline axis is dropped
         from it.
-      memory_kind: None or the devices' default memory; no other is supported yet.
+      memory_kind: the memory of the devices that holds the array: None or "device", or
+        "pinned_host".
     """
 
     def __init__(
@@ -305,17 +306,24 @@ class MpmdSharding(NamedSharding):  # type: ignore[misc]
             raise make_error(
                 "mesh", f"MpmdSharding: mesh_ids={shorten(ids)}; expected each rank once"
             )
-        self._set(mpmd_mesh, tuple(ids), mpmd_mesh.without_pipeline_axis(spec))
-        self.with_memory_kind(memory_kind)
+        own = mpmd_mesh.without_pipeline_axis(spec)
+        self._set(mpmd_mesh, tuple(ids), own, memory_kind)
+        memory_of(self, "MpmdSharding")
 
     def with_memory_kind(self, kind: str | None) -> MpmdSharding:
-        """This sharding; `kind` must be None or the devices' default memory."""
-        asked = NamedSharding(self.mesh, PartitionSpec(), memory_kind=kind) if kind else None
-        refuse_memory_kind(asked, "MpmdSharding")
-        return self
+        """This sharding in another memory of the same devices."""
+        sharding = MpmdSharding._of(self.mpmd_mesh, self.mesh_ids, self.spec, kind)
+        memory_of(sharding, "MpmdSharding")
+        return sharding
 
-    def _set(self, mpmd_mesh: MpmdMesh, ids: tuple[int, ...], spec: PartitionSpec) -> None:
-        super().__init__(mpmd_mesh.mesh_of_groups(ids), spec)
+    def _set(
+        self,
+        mpmd_mesh: MpmdMesh,
+        ids: tuple[int, ...],
+        spec: PartitionSpec,
+        memory_kind: str | None,
+    ) -> None:
+        super().__init__(mpmd_mesh.mesh_of_groups(ids), spec, memory_kind=memory_kind)
         self.mpmd_mesh = mpmd_mesh
         self.mesh_ids = ids
 
@@ -327,7 +335,7 @@ class MpmdSharding(NamedSharding):  # type: ignore[misc]
         return sharding
 
     def __reduce__(self) -> Any:
-        return MpmdSharding._of, (self.mpmd_mesh, self.mesh_ids, self.spec)
+        return MpmdSharding._of, (self.mpmd_mesh, self.mesh_ids, self.spec, self.memory_kind)
 
     @property
     def spec_in_rank(self) -> PartitionSpec:
@@ -337,20 +345,25 @@ class MpmdSharding(NamedSharding):  # type: ignore[misc]
     @property
     def sharding(self) -> NamedSharding:
         """This sharding as a plain `NamedSharding`."""
-        return NamedSharding(self.mesh, self.spec)
+        return NamedSharding(self.mesh, self.spec, memory_kind=self.memory_kind)
 
     def rank_sharding(self, rank: int) -> NamedSharding:
         """The sharding of one rank's copy."""
-        return NamedSharding(self.mpmd_mesh.unstack[rank], self.spec)
+        mesh = self.mpmd_mesh.unstack[rank]
+        return NamedSharding(mesh, self.spec, memory_kind=self.memory_kind)
 
 
 def parted_sharding(
-    mesh: MpmdMesh, ranks: tuple[int, ...], spec: PartitionSpec, rows: int
+    mesh: MpmdMesh,
+    ranks: tuple[int, ...],
+    spec: PartitionSpec,
+    rows: int,
+    memory_kind: str | None = None,
 ) -> MpmdSharding:
     """The closest JAX sharding of an array whose rows are split over ranks: rows divided over
     the ranks in order (a rank with several stages actually holds the rows of its stages), or a
     copy on each rank if the rows do not divide evenly."""
     if rows % mesh.mesh_of_groups(ranks).shape[mesh.mpmd_axis_name]:
-        return MpmdSharding(mesh, ranks, spec)
+        return MpmdSharding(mesh, ranks, spec, memory_kind)
     parted = PartitionSpec(mesh.mpmd_axis_name, *tuple(spec)[1:])
-    return MpmdSharding._of(mesh, ranks, parted)
+    return MpmdSharding._of(mesh, ranks, parted, memory_kind)

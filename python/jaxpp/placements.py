@@ -17,7 +17,7 @@ from jaxpp import _core
 from jaxpp.devices import Devices
 from jaxpp.errors import DELETED, make_error
 from jaxpp.jax_internals.arrays import key_implementation
-from jaxpp.mesh import MpmdMesh, MpmdSharding, parted_sharding
+from jaxpp.mesh import MpmdMesh, MpmdSharding, memory_of, parted_sharding
 
 __all__ = [
     "JaxArrays",
@@ -98,13 +98,14 @@ class Part:
         aval: Any,
         ranks: Sequence[int],
         spec: PartitionSpec,
+        memory: str,
     ) -> None:
         self.devices = devices
         self.mesh = mesh
         self.aval = _plain_aval(aval)
         self.ranks = tuple(ranks)
         self.local_ranks = tuple(r for r in self.ranks if devices.has_rank(r))
-        self.spec = spec
+        self.spec, self.memory = spec, memory
         self.dtype_name, self.physical_shape = physical_type(aval)
         self.device_indices = [d for r in self.local_ranks for d in devices.indices[r]]
         self.key = (tuple(aval.shape), aval.dtype, bool(getattr(aval, "weak_type", False)))
@@ -115,7 +116,7 @@ class Part:
     @functools.cached_property
     def sharding(self) -> MpmdSharding:
         # Computed lazily: an unused argument has no rank.
-        return MpmdSharding(self.mesh, self.ranks, self.spec)
+        return MpmdSharding(self.mesh, self.ranks, self.spec, self.memory)
 
     def rank_sharding(self, rank: int) -> NamedSharding:
         """The sharding of one rank's copy."""
@@ -162,7 +163,9 @@ class Part:
     def shard(self, value: _core.Value, rank: int, device: int) -> np.ndarray | jax.Array:
         """The shard on one device for JAX, likewise."""
         known_as = self.devices.of_rank(self.mesh, rank)[device]
-        lent = self.devices.lend(value, rank, device, known_as)
+        # JAX takes the address of a device's shard for one in the device's memory.
+        can_lend = self.memory == "device" or self.devices.platform == "cpu"
+        lent = self.devices.lend(value, rank, device, known_as) if can_lend else None
         if lent is None:
             lent = self.read_shard(value, rank, device)
         if isinstance(lent, np.ndarray):
@@ -187,7 +190,7 @@ class Part:
         ranks, shards = self.local_ranks, range(len(self.slices))
         of_rank = [self.read_shard(value, ranks[0], d) for d in shards] if ranks else []
         copy: _core.Value = self.devices.put(
-            ranks, self.device_indices, of_rank * len(ranks), self.dtype_name
+            ranks, self.device_indices, of_rank * len(ranks), self.dtype_name, self.memory
         )
         return copy
 
@@ -237,6 +240,7 @@ class JaxPart:
 
     def __init__(self, sharding: MpmdSharding, aval: Any, local_ranks: Sequence[int]) -> None:
         self.mesh, self.spec, self.sharding = sharding.mpmd_mesh, sharding.spec, sharding
+        self.memory = memory_of(sharding, "MpmdArray")
         self.aval = _plain_aval(aval)
         self.ranks, self.local_ranks = sharding.mesh_ids, tuple(local_ranks)
         self.dtype_name, self.physical_shape = physical_type(aval)
@@ -266,12 +270,15 @@ class Placement:
         first = parts[0]
         self.parts, self.is_whole = parts, len(parts) == 1
         self.devices, self.mesh, self.spec = first.devices, first.mesh, first.spec
+        self.memory: str = first.memory
         self.aval = _plain_aval(aval)
         self.ranks, self.local_ranks = first.ranks, first.local_ranks
         if not self.is_whole:
             self.ranks = tuple(sorted({rank for part in parts for rank in part.ranks}))
             self.local_ranks = tuple(r for r in self.ranks if self.devices.has_rank(r))
-        self.key = (self.aval.shape, self.aval.dtype, self.aval.weak_type)
+        self.key: tuple[Any, ...] = (self.aval.shape, self.aval.dtype, self.aval.weak_type)
+        if self.memory != "device":
+            self.key += (self.memory,)
         self.is_replicated = self.is_whole and len(self.ranks) > 1
 
     @functools.cached_property
@@ -279,13 +286,14 @@ class Placement:
         if self.is_whole:
             sharding: MpmdSharding = self.parts[0].sharding
             return sharding
-        return parted_sharding(self.mesh, self.ranks, self.spec, self.aval.shape[0])
+        rows = self.aval.shape[0]
+        return parted_sharding(self.mesh, self.ranks, self.spec, rows, self.memory)
 
     def rank_sharding(self, rank: int) -> NamedSharding:
         """The sharding of the copy, or of the rows, on a rank."""
         if self.is_whole:
             return self.sharding.rank_sharding(rank)
-        return NamedSharding(self.mesh.unstack[rank], self.spec)
+        return NamedSharding(self.mesh.unstack[rank], self.spec, memory_kind=self.memory)
 
     def rows(self) -> list[slice]:
         """The rows of each part."""

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -23,7 +23,13 @@ from jaxpp.errors import (
 from jaxpp.jax_internals.context import is_tracing, settings_key
 from jaxpp.mesh import MpmdMesh
 from jaxpp.plan.costs import CostSummary
-from jaxpp.plan.planning import Traced, name_of, trace_function, trace_step
+from jaxpp.plan.planning import (
+    Traced,
+    given_memories,
+    name_of,
+    trace_function,
+    trace_step,
+)
 from jaxpp.run.compiled import CompiledStep
 from jaxpp.trace.call import (
     Call,
@@ -33,6 +39,7 @@ from jaxpp.trace.call import (
     compiler_options_of,
     flag_of,
     fsdp_of,
+    limits_by_memory,
     memory_limits_of,
     plugin_of,
     static_key,
@@ -60,11 +67,14 @@ class MpmdFunction:
         self._options = options
         self._signature = Signature(fun, options)
         self._compiled: dict[Any, CompiledStep] = {}
+        self._given_memories: dict[Any, list[str | None]] = {}  # by the tree of a call
         functools.update_wrapper(self, fun, updated=())
 
     def _key(self, call: Call) -> Any:
         try:
             leaves = tuple(struct_key(leaf) for leaf in call.leaves)
+            if self._options.in_specs is not None and any(len(leaf) > 3 for leaf in leaves):
+                leaves = self._without_given_memories(call, leaves)
             key = (settings_key(), static_key(call.static), call.tree, leaves)
             hash(key)
         except (TypeError, OverflowError):
@@ -74,6 +84,18 @@ class MpmdFunction:
             self._refuse_leaked(call)
             raise
         return key
+
+    def _without_given_memories(self, call: Call, leaves: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The types of the leaves, without the memories of those that in_shardings put in
+        one."""
+        given = self._given_memories.get(call.tree)
+        if given is None:
+            names, _ = self._signature.describe(call)
+            given = given_memories(self._options, call.args, names)
+            given += [None] * (len(leaves) - len(given))  # keyword arguments
+            self._given_memories[call.tree] = given
+        pairs = zip(leaves, given, strict=True)
+        return tuple(leaf[:3] if memory else leaf for leaf, memory in pairs)
 
     def _refuse_leaked(self, call: Call) -> None:
         if not is_tracing():
@@ -305,7 +327,7 @@ class LoweredStep:
 
 
 class BoundStep:
-    """A compiled step. A call with other shapes or dtypes compiles again."""
+    """A compiled step. A call with other shapes, dtypes or memory kinds compiles again."""
 
     def __init__(self, function: MpmdFunction | MpmdMethod, compiled: CompiledStep) -> None:
         self._function = function
@@ -378,6 +400,7 @@ def make_options(
 ) -> Options:
     """Checks the arguments of the API function `who`."""
     check_function(who, fun, mpmd_mesh)
+    device_limit, host_limit = limits_by_memory(memory_limit, who)
     return Options(
         who,
         mpmd_mesh,
@@ -389,10 +412,11 @@ def make_options(
         _as_tuple(donate_argnames),
         compiler_options_of(compiler_options, who),
         plugin_of(plugin, who),
-        memory_limits_of(memory_limit, mpmd_mesh, who),
+        memory_limits_of(device_limit, mpmd_mesh, who),
         steps_in_flight_of(steps_in_flight, who),
         flag_of(reduce_once, "reduce_once", who),
         fsdp_of(fsdp, who),
+        memory_limits_of(host_limit, mpmd_mesh, who),
     )
 
 
@@ -410,7 +434,7 @@ def mpmd_jit_with_loop(
     donate_argnames: str | Sequence[str] | None = None,
     compiler_options: dict[str, Any] | None = None,
     plugin: str | os.PathLike[str] | None = None,
-    memory_limit: int | Sequence[int] | None = None,
+    memory_limit: int | Sequence[int] | Mapping[str, int | Sequence[int]] | None = None,
     steps_in_flight: int | None = None,
     reduce_once: bool = True,
     fsdp: str | Callable[[str, Any], str | None] | None = None,
@@ -434,7 +458,8 @@ def mpmd_jit_with_loop(
       memory_limit: the bytes that a step may use on each device: weights, gradients, optimizer
         state, activations, receive slots and everything else kept between tasks. A number
         limits the total of all ranks on the same devices; a list has one limit per rank. A plan
-        that exceeds the limit is refused before anything is compiled.
+        that exceeds the limit is refused before anything is compiled. A dict has limits by
+        memory kind, "device" and "pinned_host".
       steps_in_flight: how many steps may be in flight; default: JPP_STEPS_IN_FLIGHT,
         then 2. A call returns as soon as the runtime has taken its arguments, and waits only
         while that many steps are unfinished. With 0, a call returns when its step is done. It

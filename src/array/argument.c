@@ -111,7 +111,8 @@ static void borrow_elsewhere(const jpp_wanted_t* wanted, const jpp_given_t* give
 static bool borrow(const jpp_wanted_t* wanted, const jpp_given_t* given,
                    jpp_decision_t* decision) {
   if (given->home != JPP_HOME_FOREIGN || wanted->donated ||
-      given->dtype != wanted->dtype || given->bytes < wanted->least_borrowed) {
+      wanted->memory != JPP_MEMORY_DEVICE || given->dtype != wanted->dtype ||
+      given->bytes < wanted->least_borrowed) {
     return false;
   }
   uint32_t local = count_local_ranks(wanted);

@@ -154,6 +154,7 @@ jpp_status_t* jpp_array_upload(const jpp_array_layout_t* layout,
     status = JPP_OPTIONS_COPY_AT(jpp_host_array_t, byte_strides, shards,
                                  i % full.devices_per_rank, &shard);
     if (status) break;
+    shard.memory = full.memory;
     status =
         jpp_client_buffer_from_host(full.client, &shard, devices[i], &array->buffers[i]);
   }

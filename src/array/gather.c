@@ -191,7 +191,8 @@ jpp_status_t* jpp__argument_upload(const jpp_wanted_t* wanted, jpp_client_t* cli
   jpp_array_layout_t layout = {.struct_size = sizeof(layout),
                                .client = client,
                                .devices_per_rank = per_rank,
-                               .ranks = ranks};
+                               .ranks = ranks,
+                               .memory = wanted->memory};
   for (uint32_t r = 0; r < wanted->num_ranks; ++r) {
     if (!jpp__wanted_is_local(wanted, r)) continue;
     for (uint32_t d = 0; d < per_rank; ++d) {

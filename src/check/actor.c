@@ -1,6 +1,7 @@
-// Walks one actor's instructions and tracks what each register holds, who owns it and how
-// many bytes are live. The plan is rejected at the first instruction that reads,
-// overwrites or frees what it may not.
+// Walks one actor's instructions and tracks what each register holds, in which memory,
+// who owns it and how many bytes are live. The plan is rejected at the first instruction
+// that reads, overwrites or frees what it may not.
+#include <stdio.h>
 #include <string.h>
 
 #include "check/checker.h"
@@ -56,21 +57,27 @@ static uint64_t content_bytes(const jpp_walk_t* w, const jpp_content_t* content)
 
 // Records the live bytes as a point of the curve, and the peak.
 static void note_live(jpp_walk_t* w, uint32_t point) {
+  uint64_t device = w->live[JPP_MEMORY_DEVICE], host = w->live[JPP_MEMORY_PINNED_HOST];
   if (w->c->curve) {
     memcpy(w->c->curve[point].bytes, w->live_of, sizeof(w->live_of));
+    w->c->curve[point].host_bytes = host;
   }
-  if (w->live <= w->actor->peak_bytes) return;
-  w->actor->peak_bytes = w->live;
+  if (host > w->actor->peak_host_bytes) w->actor->peak_host_bytes = host;
+  if (device <= w->actor->peak_bytes) return;
+  w->actor->peak_bytes = device;
   w->actor->peak_instr = w->at;
   memcpy(w->actor->bytes_at_peak, w->live_of, sizeof(w->live_of));
 }
 
 // If the total does not overflow then none of its parts does, so subtracting later is
 // exact.
-static jpp_status_t* add_live(jpp_walk_t* w, uint8_t kind, uint64_t bytes) {
-  w->live = jpp__bytes_add(w->live, bytes);
-  w->live_of[kind] = jpp__bytes_add(w->live_of[kind], bytes);
-  if (jpp__bytes_fit(w->live)) return NULL;
+static jpp_status_t* add_live(jpp_walk_t* w, uint8_t memory, uint8_t kind,
+                              uint64_t bytes) {
+  w->live[memory] = jpp__bytes_add(w->live[memory], bytes);
+  if (memory == JPP_MEMORY_DEVICE) {
+    w->live_of[kind] = jpp__bytes_add(w->live_of[kind], bytes);
+  }
+  if (jpp__bytes_fit(w->live[memory])) return NULL;
   return jpp__walk_fail(w, "2^63 bytes or more are live; no device has that many");
 }
 
@@ -87,13 +94,14 @@ jpp_status_t* jpp__walk_define(jpp_walk_t* w, uint32_t reg, jpp_content_t conten
   jpp_content_t* at = &w->registers[reg];
   if (at->value != JPP_NONE) return overwrite_error(w, reg, content);
   *at = content;
-  return add_live(w, content.kind, w->c->plan->value_bytes[content.value]);
+  return add_live(w, content.memory, content.kind,
+                  w->c->plan->value_bytes[content.value]);
 }
 
 void jpp__walk_drop(jpp_walk_t* w, uint32_t reg) {
   jpp_content_t* at = &w->registers[reg];
-  w->live -= content_bytes(w, at);
-  w->live_of[at->kind] -= content_bytes(w, at);
+  w->live[at->memory] -= content_bytes(w, at);
+  if (at->memory == JPP_MEMORY_DEVICE) w->live_of[at->kind] -= content_bytes(w, at);
   *at = (jpp_content_t){.value = JPP_NONE, .microbatch = JPP_NONE};
 }
 
@@ -126,6 +134,7 @@ static jpp_status_t* take_input(jpp_walk_t* w, const jpp_program_input_t* input,
       .microbatch = JPP_NONE,
       .owner = input->owned ? JPP_OWNER_PROGRAM : JPP_OWNER_CALLER,
       .kind = w->c->kinds[graph->args[arg].value],
+      .memory = (uint8_t)graph->values[graph->args[arg].value].type.memory,
   };
   return jpp__walk_define(w, input->reg, content);
 }
@@ -180,7 +189,7 @@ static jpp_status_t* begin_walk(jpp_walk_t* w) {
                           (unsigned long long)reserved,
                           (unsigned long long)w->program->reserved_bytes);
   }
-  JPP_RETURN_IF_ERROR(add_live(w, JPP_BYTES_RECEIVE_SLOTS, reserved));
+  JPP_RETURN_IF_ERROR(add_live(w, JPP_MEMORY_DEVICE, JPP_BYTES_RECEIVE_SLOTS, reserved));
   JPP_RETURN_IF_ERROR(take_inputs(w));
   JPP_RETURN_IF_ERROR(take_constants(w));
   note_live(w, 0);
@@ -188,6 +197,16 @@ static jpp_status_t* begin_walk(jpp_walk_t* w) {
 }
 
 // --- Instructions ---------------------------------------------------------------------
+
+jpp_status_t* jpp__walk_check_memory(const jpp_walk_t* w, const jpp_content_t* content,
+                                     jpp_memory_t memory, const char* what) {
+  if (content->memory == memory) return NULL;
+  char text[JPP_CHECK_TEXT_SIZE];
+  return jpp__walk_fail(w, "%s: expected %s in %s, found it in %s", what,
+                        jpp__check_content_text(w->c, content, text),
+                        jpp_memory_name(memory),
+                        jpp_memory_name((jpp_memory_t)content->memory));
+}
 
 static jpp_status_t* check_operands(const jpp_walk_t* w) {
   const jpp_instr_t* instr = w->instr;
@@ -264,6 +283,7 @@ static jpp_status_t* check_send(jpp_walk_t* w) {
   JPP_RETURN_IF_ERROR(check_arg(w, 0));
   const jpp_content_t* content =
       &w->registers[w->program->operands[w->instr->first_operand]];
+  JPP_RETURN_IF_ERROR(jpp__walk_check_memory(w, content, JPP_MEMORY_DEVICE, "operand 0"));
   jpp_end_t end = {.instr = w->at, .value = content->value};
   end.microbatch = content->microbatch;
   const jpp_accumulator_t* complete = jpp__check_complete(w->c, content);
@@ -316,6 +336,40 @@ static jpp_status_t* check_delete(jpp_walk_t* w) {
   return NULL;
 }
 
+// A move copies a value, and no sum that a loop still adds to.
+static jpp_status_t* check_move(jpp_walk_t* w) {
+  char text[JPP_CHECK_TEXT_SIZE];
+  const jpp_instr_t* instr = w->instr;
+  if (instr->num_args != 1 || instr->num_results != 1) {
+    return jpp__walk_fail(w, "expected one arg and one result, found %u and %u",
+                          instr->num_args, instr->num_results);
+  }
+  JPP_RETURN_IF_ERROR(check_arg(w, 0));
+  const uint32_t* registers = w->program->operands + instr->first_operand;
+  const uint32_t* values = w->program->operand_values + instr->first_value;
+  jpp_content_t content = w->registers[registers[0]];
+  uint32_t own = JPP_MEMORY_COUNT;
+  if (content.value != JPP_NONE) own = w->c->staged->values[content.value].type.memory;
+  bool known = instr->target < JPP_MEMORY_COUNT && instr->target != content.memory &&
+               (instr->target == JPP_MEMORY_DEVICE || instr->target == own);
+  if (!known) {
+    return jpp__walk_fail(w,
+                          "memory %u is neither the devices' nor the value's own, or "
+                          "already that of %s",
+                          instr->target, jpp__check_content_text(w->c, &content, text));
+  }
+  if (content.owner == JPP_OWNER_CONSTANT || content.microbatch != instr->microbatch ||
+      w->c->staged->scopes[content.value] == JPP_SCOPE_STATE || values[1] != values[0]) {
+    return jpp__walk_fail(w,
+                          "moves %s to a register of %%%u; expected a value that is "
+                          "complete, under its own microbatch",
+                          jpp__check_content_text(w->c, &content, text), values[1]);
+  }
+  content.owner = JPP_OWNER_PROGRAM;
+  content.memory = (uint8_t)instr->target;
+  return jpp__walk_define(w, registers[1], content);
+}
+
 static jpp_status_t* check_instr(jpp_walk_t* w) {
   JPP_RETURN_IF_ERROR(check_operands(w));
   switch ((jpp_instr_kind_t)w->instr->kind) {
@@ -332,10 +386,14 @@ static jpp_status_t* check_instr(jpp_walk_t* w) {
     case JPP_INSTR_DELETE:
       ++w->actor->deletes;
       return check_delete(w);
+    case JPP_INSTR_MOVE:
+      ++w->actor->moves;
+      return check_move(w);
     case JPP_INSTR_KIND_COUNT:
       break;
   }
-  return jpp__walk_fail(w, "kind %u is not RUN, SEND, RECV or DELETE", w->instr->kind);
+  return jpp__walk_fail(w, "kind %u is not RUN, SEND, RECV, DELETE or MOVE",
+                        w->instr->kind);
 }
 
 // --- Behind the last instruction ------------------------------------------------------
@@ -360,6 +418,9 @@ static jpp_status_t* check_output(const jpp_walk_t* w, const jpp_program_output_
                           output->output, value, output->reg,
                           jpp__check_content_text(w->c, content, text));
   }
+  snprintf(text, sizeof(text), "output %u", output->output);
+  JPP_RETURN_IF_ERROR(
+      jpp__walk_check_memory(w, content, staged->values[value].type.memory, text));
   bool taken = content->owner != JPP_OWNER_PROGRAM || handed[output->reg] & kHandedOut;
   if (!output->copy && taken) {
     return jpp__walk_fail(w,
@@ -418,6 +479,11 @@ jpp_status_t* jpp__check_actor(jpp_checker_t* c, uint32_t rank) {
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&c->scratch, program->num_registers, &handed));
   JPP_RETURN_IF_ERROR(check_outputs(&walk, handed));
   JPP_RETURN_IF_ERROR(check_nothing_left(&walk, handed));
+  if (walk.actor->peak_host_bytes != program->peak_host_bytes) {
+    return jpp__walk_fail(&walk, "peak of %llu bytes in pinned_host; the plan says %llu",
+                          (unsigned long long)walk.actor->peak_host_bytes,
+                          (unsigned long long)program->peak_host_bytes);
+  }
   if (walk.actor->peak_bytes == program->peak_bytes) return NULL;
   return jpp__walk_fail(
       &walk, "peak of %llu bytes at instruction %u; the plan says %llu at %u",

@@ -26,6 +26,7 @@ typedef struct jpp_content {
   uint32_t summed;      // of an accumulator: microbatches that are in it
   uint8_t owner;        // jpp_owner_t
   uint8_t kind;         // jpp_bytes_kind_t
+  uint8_t memory;       // jpp_memory_t
 } jpp_content_t;
 
 typedef enum jpp_owner {
@@ -77,8 +78,8 @@ typedef struct jpp_walk {
   jpp_last_read_t* reads;    // [num_registers]
   uint32_t at;               // the instruction at hand
   const jpp_instr_t* instr;
-  uint64_t live;  // bytes
-  uint64_t live_of[JPP_BYTES_KIND_COUNT];
+  uint64_t live[JPP_MEMORY_COUNT];         // bytes
+  uint64_t live_of[JPP_BYTES_KIND_COUNT];  // in device memory
 } jpp_walk_t;
 
 // Fills c->kinds; c->accumulator_of is known.
@@ -101,6 +102,9 @@ jpp_status_t* jpp__check_waiting(jpp_checker_t* c) JPP_MUST_USE;
 jpp_status_t* jpp__walk_define(jpp_walk_t* w, uint32_t reg, jpp_content_t content);
 // Empties a register that the program owns.
 void jpp__walk_drop(jpp_walk_t* w, uint32_t reg);
+// JPP_PROGRAM_ERROR unless the content is in that memory; `what` begins the message.
+jpp_status_t* jpp__walk_check_memory(const jpp_walk_t* w, const jpp_content_t* content,
+                                     jpp_memory_t memory, const char* what) JPP_MUST_USE;
 // Whether a register with this content may be read as `value` of this microbatch.
 bool jpp__check_serves(const jpp_checker_t* c, const jpp_content_t* content,
                        uint32_t value, uint32_t microbatch);

@@ -132,10 +132,51 @@ jpp_status_t* jpp_check_memory_limit(const jpp_check_report_t* report,
   return status;
 }
 
+// --- Pinned host memory ---------------------------------------------------------------
+
+static uint64_t host_peaks(const jpp_check_report_t* report,
+                           const jpp_memory_limits_t* limits, uint32_t first) {
+  uint64_t sum = 0;
+  for (uint32_t r = first; r != JPP_NONE;
+       r = jpp__limits_next_sharer(limits, report->plan->ranks, r)) {
+    sum += report->actors[r].peak_host_bytes;
+  }
+  return sum;
+}
+
+jpp_status_t* jpp_check_host_limit(const jpp_check_report_t* report,
+                                   const jpp_memory_limits_t* limits) {
+  JPP_RETURN_IF_NULL(report, limits);
+  JPP_RETURN_IF_NULL(limits->bytes);
+  uint32_t ranks = report->plan->ranks, worst = JPP_NONE;
+  uint64_t most = 0, peak = 0;
+  for (uint32_t r = jpp__limits_next_first(limits, ranks, JPP_NONE); r != JPP_NONE;
+       r = jpp__limits_next_first(limits, ranks, r)) {
+    uint64_t sum = host_peaks(report, limits, r);
+    if (sum <= limits->bytes[r] || sum - limits->bytes[r] <= most) continue;
+    most = sum - limits->bytes[r];
+    worst = r;
+    peak = sum;
+  }
+  if (worst == JPP_NONE) return NULL;
+  return jpp_status_make(
+      JPP_OUT_OF_MEMORY,
+      "memory limit: rank %u%s: expected at most %llu bytes in pinned_host for each "
+      "device, found a peak of %llu, %llu over; keep fewer arrays there, or donate them",
+      worst,
+      jpp__limits_next_sharer(limits, ranks, worst) == JPP_NONE
+          ? ""
+          : " and others on its devices",
+      (unsigned long long)limits->bytes[worst], (unsigned long long)peak,
+      (unsigned long long)most);
+}
+
 // --- Steps in flight ------------------------------------------------------------------
 
+// In device memory.
 static uint64_t bytes_of(const jpp_checker_t* c, uint32_t value) {
-  return c->plan->value_bytes[value];
+  bool host = c->staged->values[value].type.memory != JPP_MEMORY_DEVICE;
+  return host ? 0 : c->plan->value_bytes[value];
 }
 
 void jpp__check_next_step(const jpp_checker_t* c, uint32_t rank) {

@@ -34,12 +34,18 @@ void jpp__check_append_kinds(const uint64_t bytes[JPP_BYTES_KIND_COUNT], jpp_str
 static void append_actor(const jpp_check_report_t* report, uint32_t rank,
                          jpp_str_t* str) {
   const jpp_check_actor_t* actor = &report->actors[rank];
-  jpp_str_appendf(str, "actor %u: %u runs, %u sends, %u receives, %u deletes\n", rank,
+  jpp_str_appendf(str, "actor %u: %u runs, %u sends, %u receives, %u deletes", rank,
                   actor->runs, actor->sends, actor->recvs, actor->deletes);
+  if (actor->moves) jpp_str_appendf(str, ", %u moves", actor->moves);
+  jpp_str_append(str, "\n");
   jpp_str_appendf(str, "  peak %llu bytes at instruction %u:",
                   (unsigned long long)actor->peak_bytes, actor->peak_instr);
   if (actor->peak_bytes) jpp_str_append(str, " ");
   jpp__check_append_kinds(actor->bytes_at_peak, str);
+  if (actor->peak_host_bytes) {
+    jpp_str_appendf(str, "\n  peak %llu bytes in pinned_host",
+                    (unsigned long long)actor->peak_host_bytes);
+  }
   jpp_str_appendf(str, "\n  each further step in flight: %llu bytes\n",
                   (unsigned long long)actor->next_step_bytes);
 }

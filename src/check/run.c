@@ -1,6 +1,8 @@
 // Checks one RUN instruction: every argument register holds the value that the task
 // expects, results go to empty registers, and a donated argument is owned by the program
 // and read once. The end of the file checks what must hold for all runs of a task.
+#include <stdio.h>
+
 #include "check/checker.h"
 
 static jpp_status_t* check_task(const jpp_walk_t* w) {
@@ -46,7 +48,8 @@ static bool holds_value(const jpp_walk_t* w, const jpp_content_t* content,
   uint8_t scope = w->c->staged->scopes[value];
   bool same = scope == JPP_SCOPE_STEP || (scope == JPP_SCOPE_MICROBATCH &&
                                           content->microbatch == w->instr->microbatch);
-  return same && content->value == value && content->owner != JPP_OWNER_CONSTANT;
+  return same && content->value == value && content->owner != JPP_OWNER_CONSTANT &&
+         content->memory == JPP_MEMORY_DEVICE;
 }
 
 static jpp_status_t* check_args(const jpp_walk_t* w) {
@@ -62,6 +65,10 @@ static jpp_status_t* check_args(const jpp_walk_t* w) {
           w, "arg %u: expected %s in register %u, found %s", i,
           jpp__check_value_text(w->c, value, w->instr->microbatch, expected), reg,
           jpp__check_content_text(w->c, content, found));
+    }
+    if (content->memory != JPP_MEMORY_DEVICE) {
+      snprintf(expected, sizeof(expected), "arg %u", i);
+      return jpp__walk_check_memory(w, content, JPP_MEMORY_DEVICE, expected);
     }
     if (w->c->staged->scopes[value] == JPP_SCOPE_STATE) {
       w->c->summed[value] = content->summed;
@@ -145,8 +152,9 @@ jpp_status_t* jpp__check_run(jpp_walk_t* w) {
 
 // --- All runs of a task ---------------------------------------------------------------
 
-// A donated arg's memory becomes that of a result of the same type and size, and no
-// result takes over two args. `taken` has room for the task's outputs.
+// A donated arg's memory becomes that of a result of the same type and size, both in the
+// devices' memory while the task runs, and no result takes over two args. `taken` has
+// room for the task's outputs.
 static jpp_status_t* check_donation(const jpp_checker_t* c, const jpp_task_t* task,
                                     uint32_t input, uint32_t output, bool* taken) {
   if (output >= task->num_outputs) {
@@ -157,8 +165,9 @@ static jpp_status_t* check_donation(const jpp_checker_t* c, const jpp_task_t* ta
   uint32_t from = task->inputs[input], to = task->outputs[output];
   const jpp_value_t* values = c->staged->values;
   const uint64_t* bytes = c->plan->value_bytes;
-  bool alike =
-      jpp_type_equal(&values[from].type, &values[to].type) && bytes[from] == bytes[to];
+  jpp_type_t arg = values[from].type, made = values[to].type;
+  arg.memory = made.memory = JPP_MEMORY_DEVICE;
+  bool alike = jpp_type_equal(&arg, &made) && bytes[from] == bytes[to];
   if (alike && !taken[output]) {
     taken[output] = true;
     return NULL;

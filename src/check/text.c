@@ -62,6 +62,18 @@ static void transfer_text(const jpp_checker_t* c, const jpp_program_t* program,
            value, send ? "to" : "from", (int)peer);
 }
 
+static void move_text(const jpp_checker_t* c, const jpp_program_t* program,
+                      const jpp_instr_t* instr, char buffer[JPP_CHECK_TEXT_SIZE]) {
+  char value[JPP_CHECK_TEXT_SIZE] = "?";
+  const char* memory = jpp_memory_name((jpp_memory_t)instr->target);
+  if (instr->first_value < program->num_operand_values) {
+    jpp__check_value_text(c, program->operand_values[instr->first_value],
+                          instr->microbatch, value);
+  }
+  snprintf(buffer, JPP_CHECK_TEXT_SIZE, "move of %.180s to %s", value,
+           memory ? memory : "an unknown memory");
+}
+
 static void run_text(const jpp_checker_t* c, const jpp_instr_t* instr,
                      char buffer[JPP_CHECK_TEXT_SIZE]) {
   bool known = instr->target < c->staged->num_tasks;
@@ -87,6 +99,9 @@ const char* jpp__check_instr_text(const jpp_checker_t* c, const jpp_program_t* p
       return buffer;
     case JPP_INSTR_DELETE:
       return "delete";
+    case JPP_INSTR_MOVE:
+      move_text(c, program, instr, buffer);
+      return buffer;
     case JPP_INSTR_KIND_COUNT:
       break;
   }

@@ -43,6 +43,7 @@ static bool take_instr(waiting_t* w, const jpp_instr_t* instr) {
       break;
     case JPP_INSTR_RUN:
     case JPP_INSTR_DELETE:
+    case JPP_INSTR_MOVE:
     case JPP_INSTR_KIND_COUNT:
       break;
   }

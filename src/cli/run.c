@@ -320,8 +320,13 @@ static jpp_status_t* print_text(const run_t* run, jpp_str_t* out) {
   }
   jpp_str_append(out, "\n");
   for (uint32_t r = 0; r < planned->ranks; ++r) {
-    jpp_str_appendf(out, "rank %u: peak %" PRIu64 " bytes on each device\n", r,
-                    planned->report->actors[r].peak_bytes);
+    const jpp_check_actor_t* actor = &planned->report->actors[r];
+    jpp_str_appendf(out, "rank %u: peak %" PRIu64 " bytes on each device", r,
+                    actor->peak_bytes);
+    if (actor->peak_host_bytes) {
+      jpp_str_appendf(out, ", %" PRIu64 " in pinned_host", actor->peak_host_bytes);
+    }
+    jpp_str_append(out, "\n");
   }
   return print_results(run, out);
 }
@@ -351,13 +356,15 @@ static jpp_status_t* results_to_json(const run_t* run, json_t** out_list) {
 static jpp_status_t* print_json(const run_t* run, jpp_str_t* out) {
   const jpp_planfile_contents_t* contents = &run->file->contents;
   const jpp_planned_t* planned = contents->planned;
-  json_t *peaks = json_array(), *results = NULL;
+  json_t *peaks = json_array(), *host_peaks = json_array(), *results = NULL;
   jpp_status_t* status = results_to_json(run, &results);
   for (uint32_t r = 0; r < planned->ranks; ++r) {
     json_int_t peak = (json_int_t)planned->report->actors[r].peak_bytes;
     jpp__json_append(&peaks, json_integer(peak));
+    json_int_t host_peak = (json_int_t)planned->report->actors[r].peak_host_bytes;
+    jpp__json_append(&host_peaks, json_integer(host_peak));
   }
-  json_t* all = json_pack("{so so so sI sI sI sf sI sf sf so so}",                     //
+  json_t* all = json_pack("{so so so sI sI sI sf sI sf sf so so so}",                  //
                           "name", jpp__json_text(planned->graph->name),                //
                           "maker", jpp__json_text(run->file->maker),                   //
                           "platform", jpp__json_text(contents->platform),              //
@@ -368,7 +375,8 @@ static jpp_status_t* print_json(const run_t* run, jpp_str_t* out) {
                           "steps", (json_int_t)run->steps,                             //
                           "first_step_ms", run->first_ms,                              //
                           "step_ms", run->step_ms,                                     //
-                          "peak_bytes", peaks, "results", results);
+                          "peak_bytes", peaks, "peak_host_bytes", host_peaks,          //
+                          "results", results);
   if (status) {
     json_decref(all);
     return status;

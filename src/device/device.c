@@ -27,6 +27,20 @@ static jpp_status_t* client_check_device(const jpp_client_t* client, uint32_t de
                          client->info.device_count, client->info.platform_name, device);
 }
 
+jpp_status_t* jpp_client_check_memory(const jpp_client_t* client, jpp_memory_t memory) {
+  JPP_RETURN_IF_NULL(client);
+  const char* name = jpp_memory_name(memory);
+  if (!name) {
+    return jpp_status_make(JPP_INVALID_ARGUMENT, "memory %d is not in memory.h",
+                           (int)memory);
+  }
+  if (client->info.memories & 1u << memory) return NULL;
+  return jpp_status_make(JPP_UNSUPPORTED,
+                         "expected devices of platform %s with the memory %s, found "
+                         "devices with %s",
+                         client->info.platform_name, name, client->info.memory_kinds);
+}
+
 jpp_status_t* jpp__compile_request_read(const jpp_compile_request_t* given,
                                         jpp_compile_request_t* out_request) {
   JPP_RETURN_IF_ERROR(
@@ -188,6 +202,7 @@ jpp_status_t* jpp_client_buffer_from_host(jpp_client_t* client,
   JPP_RETURN_IF_ERROR(JPP_OPTIONS_COPY(jpp_host_array_t, byte_strides, array, &full));
   jpp_buffer_shape_t shape = {.dtype = full.dtype, .rank = full.rank, .dims = full.dims};
   JPP_RETURN_IF_ERROR(shape_check(&shape));
+  JPP_RETURN_IF_ERROR(jpp_client_check_memory(client, full.memory));
   return client->vtable->buffer_from_host(client, &full, device, out_buffer);
 }
 
@@ -212,14 +227,23 @@ jpp_status_t* jpp_client_buffer_read(jpp_client_t* client, jpp_buffer_t* buffer,
   return status;
 }
 
-jpp_status_t* jpp_client_buffer_copy_to_device(jpp_client_t* client, jpp_buffer_t* buffer,
-                                               uint32_t device,
+jpp_status_t* jpp_client_buffer_copy_to_memory(jpp_client_t* client, jpp_buffer_t* buffer,
+                                               uint32_t device, jpp_memory_t memory,
                                                jpp_buffer_t** out_buffer) {
   JPP_RETURN_IF_NULL(client, buffer, out_buffer);
   *out_buffer = NULL;
   JPP_RETURN_IF_ERROR(client_check_device(client, device));
+  JPP_RETURN_IF_ERROR(jpp_client_check_memory(client, memory));
   JPP_RETURN_IF_ERROR(jpp_process_check());
-  return client->vtable->buffer_copy_to_device(client, buffer, device, out_buffer);
+  return client->vtable->buffer_copy(client, buffer, device, memory, out_buffer);
+}
+
+jpp_status_t* jpp_client_buffer_copy_to_device(jpp_client_t* client, jpp_buffer_t* buffer,
+                                               uint32_t device,
+                                               jpp_buffer_t** out_buffer) {
+  JPP_RETURN_IF_NULL(client, buffer, out_buffer);
+  return jpp_client_buffer_copy_to_memory(client, buffer, device, JPP_MEMORY_DEVICE,
+                                          out_buffer);
 }
 
 void jpp_client_buffer_destroy(jpp_client_t* client, jpp_buffer_t* buffer) {

@@ -31,8 +31,10 @@ typedef struct jpp_client_vtable {
                                     uint32_t device, jpp_buffer_t** out_buffer);
   jpp_status_t* (*buffer_to_host)(jpp_client_t* client, jpp_buffer_t* buffer, void* data,
                                   size_t size, jpp_event_t** out_event);
-  jpp_status_t* (*buffer_copy_to_device)(jpp_client_t* client, jpp_buffer_t* buffer,
-                                         uint32_t device, jpp_buffer_t** out_buffer);
+  // To a memory that info.memories has.
+  jpp_status_t* (*buffer_copy)(jpp_client_t* client, jpp_buffer_t* buffer,
+                               uint32_t device, jpp_memory_t memory,
+                               jpp_buffer_t** out_buffer);
   void (*buffer_destroy)(jpp_client_t* client, jpp_buffer_t* buffer);
   jpp_status_t* (*buffer_ready_event)(jpp_client_t* client, jpp_buffer_t* buffer,
                                       jpp_event_t** out_event);

@@ -126,6 +126,10 @@ static jpp_status_t* check_type(const jpp_type_t* type, uint32_t value) {
                            "elements, found %u",
                            value, type->shards);
   }
+  if (!jpp_memory_name(type->memory)) {
+    return jpp_status_make(JPP_GRAPH_ERROR, "value %%%u: memory %d is not in memory.h",
+                           value, (int)type->memory);
+  }
   if (jpp__bytes_fit(jpp_type_bytes(type))) return NULL;
   return jpp_status_make(JPP_GRAPH_ERROR,
                          "value %%%u (%s of %u dimensions) has more than 2^63 bytes",

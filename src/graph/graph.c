@@ -14,7 +14,7 @@ uint64_t jpp_type_bytes(const jpp_type_t* type) {
 }
 
 bool jpp_type_equal(const jpp_type_t* a, const jpp_type_t* b) {
-  return a->dtype == b->dtype && a->ndim == b->ndim &&
+  return a->dtype == b->dtype && a->memory == b->memory && a->ndim == b->ndim &&
          (a->ndim == 0 || memcmp(a->dims, b->dims, a->ndim * sizeof(*a->dims)) == 0);
 }
 

@@ -109,6 +109,24 @@ static jpp_status_t* check_size(const parser_t* p, const jpp_token_t* token,
   return jpp__lexer_error(&p->lexer, token, "type has more than 2^63 bytes");
 }
 
+static jpp_status_t* parse_shards(parser_t* p, jpp_type_t* type) {
+  JPP_RETURN_IF_ERROR(jpp__lexer_next(&p->lexer));
+  jpp_token_t token = p->lexer.token;
+  JPP_RETURN_IF_ERROR(parse_u32(p, "a number of shards", &type->shards));
+  if (jpp__type_divides(type, type->shards)) return NULL;
+  return jpp__lexer_error(&p->lexer, &token,
+                          "number of shards does not divide the type's elements");
+}
+
+static jpp_status_t* parse_memory(parser_t* p, jpp_memory_t* out_memory) {
+  const jpp_token_t* token = &p->lexer.token;
+  *out_memory = jpp_memory_parse(token->text, token->length);
+  if (*out_memory == JPP_MEMORY_COUNT) {
+    return jpp__lexer_expected(&p->lexer, "a memory, @device or @pinned_host");
+  }
+  return jpp__lexer_next(&p->lexer);
+}
+
 static jpp_status_t* parse_type(parser_t* p, jpp_type_t* out_type) {
   *out_type = (jpp_type_t){0};
   jpp_token_t token = p->lexer.token;
@@ -122,13 +140,9 @@ static jpp_status_t* parse_type(parser_t* p, jpp_type_t* out_type) {
   JPP_RETURN_IF_ERROR(expect_punct(p, "[", "'[' of a type"));
   JPP_RETURN_IF_ERROR(parse_dims(p, out_type));
   JPP_RETURN_IF_ERROR(check_size(p, &token, out_type));
-  if (!at_punct(p, "/")) return NULL;
-  JPP_RETURN_IF_ERROR(jpp__lexer_next(&p->lexer));
+  if (at_punct(p, "/")) JPP_RETURN_IF_ERROR(parse_shards(p, out_type));
   token = p->lexer.token;
-  JPP_RETURN_IF_ERROR(parse_u32(p, "a number of shards", &out_type->shards));
-  if (jpp__type_divides(out_type, out_type->shards)) return NULL;
-  return jpp__lexer_error(&p->lexer, &token,
-                          "number of shards does not divide the type's elements");
+  return token.kind == JPP_TOKEN_MARKER ? parse_memory(p, &out_type->memory) : NULL;
 }
 
 static jpp_status_t* take_new_name(parser_t* p, jpp_token_t* out_name) {

@@ -14,6 +14,7 @@ void jpp__type_append(jpp_str_t* str, const jpp_type_t* type) {
   }
   jpp_str_append(str, "]");
   if (type->shards > 1) jpp_str_appendf(str, "/%u", type->shards);
+  if (type->memory) jpp_str_appendf(str, "@%s", jpp_memory_name(type->memory));
 }
 
 static void append_typed_value(jpp_str_t* str, const jpp_value_t* values, uint32_t id) {

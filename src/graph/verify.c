@@ -127,6 +127,15 @@ static jpp_status_t* verify_loop(const jpp_graph_t* graph, uint32_t id) {
           "be",
           op->attr, op_where(op), i, jpp_reduce_kind_name(loop->results[i].reduce));
     }
+    jpp_memory_t memory = graph->values[op->first_output + i].type.memory;
+    if (memory == JPP_MEMORY_DEVICE) memory = graph->values[value].type.memory;
+    if (memory != JPP_MEMORY_DEVICE) {
+      return jpp_status_make(
+          JPP_GRAPH_ERROR,
+          "loop %u (%s): result %u is in %s; expected device memory, in which a loop "
+          "reduces its results: move it after the loop",
+          op->attr, op_where(op), i, jpp_memory_name(memory));
+    }
     if (loop->results[i].reduce > JPP_REDUCE_MAX) continue;
     if (!jpp_type_equal(&graph->values[value].type,
                         &graph->values[op->first_output + i].type)) {

@@ -128,10 +128,20 @@ static const jpp_op_t* mark_before_input(const assigner_t* a, uint32_t id,
   return is_mark ? op : NULL;
 }
 
+// Whether the op makes a value for another memory than the devices'.
+static bool moves_out(const assigner_t* a, const jpp_op_t* op) {
+  for (uint32_t i = 0; i < op->num_outputs; ++i) {
+    const jpp_value_t* value = &a->p->values.data[op->first_output + i];
+    if (value->type.memory != JPP_MEMORY_DEVICE) return true;
+  }
+  return false;
+}
+
 // The segment in which input `index` of an op is available; JPP_NONE if no stage makes
 // it. That is the segment that makes it, unless it crosses a stage boundary to get here:
 //  - Through the backward mark of stage k it enters the backward of stage k.
-//  - An effect runs in the stage that a value enters, not in the one that it leaves.
+//  - An effect runs in the stage that a value enters, not in the one that it leaves, and
+//    so does what moves a value out of device memory.
 //  - Through the mark before an unmarked last stage it enters that stage.
 static uint32_t segment_of_input(const assigner_t* a, uint32_t id, uint32_t index) {
   const jpp_op_t* op = &a->p->ops.data[id];
@@ -145,7 +155,7 @@ static uint32_t segment_of_input(const assigner_t* a, uint32_t id, uint32_t inde
   uint32_t entered = made;
   if (mark->kind == JPP_OP_MARK_BACKWARD) {
     entered = backward_segment(a, mark->attr);
-  } else if (op->flags & JPP_OP_EFFECT) {
+  } else if ((op->flags & JPP_OP_EFFECT) || moves_out(a, op)) {
     entered = mark->attr < last ? mark->attr + 1 : last;
   } else if (a->last_is_unmarked && mark->attr + 1 == last) {
     entered = last;
@@ -188,6 +198,9 @@ static uint32_t segment_by_operands(const assigner_t* a, uint32_t id) {
   uint32_t claimed = a->p->segment[id];
   uint32_t latest = latest_operand(a, id);
   uint32_t segment = claimed == JPP_SEGMENT_OPEN ? latest : claimed;
+  // What is moved out of device memory does not wait there for the backward that needs
+  // it.
+  if (latest != JPP_NONE && moves_out(a, &a->p->ops.data[id])) segment = latest;
   bool uses_backward = latest != JPP_NONE && latest >= last_backward;
   // A term joins its sum in the stage that made the term, not in the earlier stage whose
   // mark needs the sum.
@@ -252,7 +265,8 @@ static void note_use(const assigner_t* a, uint32_t value, uint32_t segment,
 // users of an op are final when its turn comes.
 //  - An op of the loop index alone goes with its first user, or to stage 0 without any.
 //  - An op of a stage's forward that no mark claimed and only the backward of the same
-//    stage uses moves there: keeping its operands until then is enough.
+//    stage uses moves there: keeping its operands until then is enough, unless the op is
+//    what moves them out of device memory.
 // A loop result counts as a use in stage 0, so that its operands do not move.
 static jpp_status_t* settle_by_users(assigner_t* a, const bool* claimed) {
   uint32_t* earliest_use = NULL;  // [body ops] segment; JPP_NONE: not used
@@ -268,7 +282,8 @@ static jpp_status_t* settle_by_users(assigner_t* a, const bool* claimed) {
     if (*segment == JPP_SEGMENT_OPEN) {
       *segment = use == JPP_NONE ? 0 : use;
     } else if (!claimed[i] && *segment < a->stages &&
-               use == backward_segment(a, *segment)) {
+               use == backward_segment(a, *segment) &&
+               !moves_out(a, &a->p->ops.data[first + i])) {
       *segment = use;
     }
     if (!jpp__segment_is_stage(*segment)) continue;

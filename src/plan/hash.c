@@ -26,7 +26,7 @@ static uint64_t hash_type(uint64_t hash, const jpp_type_t* type) {
   for (uint32_t i = 0; i < type->ndim; ++i) {
     hash = jpp__hash_u64(hash, (uint64_t)type->dims[i]);
   }
-  return hash;
+  return type->memory ? hash_text(hash, jpp_memory_name(type->memory)) : hash;
 }
 
 static uint64_t hash_arguments(const jpp_graph_t* graph) {
@@ -166,6 +166,7 @@ static uint64_t hash_program(uint64_t hash, const jpp_program_t* program) {
     hash = hash_instr(hash, program, &program->instrs[i]);
   }
   hash = jpp__hash_u64(hash, program->peak_bytes);
+  if (program->peak_host_bytes) hash = jpp__hash_u64(hash, program->peak_host_bytes);
   return jpp__hash_u64(hash, program->reserved_bytes);
 }
 

@@ -86,6 +86,10 @@ static void wire_program(walk_t* walk, jpp_wired_instr_t* instrs) {
         walk->makers[program->operands[instr->first_operand]] =
             walk->wiring->num_runs + instrs[i].number;
         break;
+      case JPP_INSTR_MOVE:  // its own time is not predicted
+        walk->makers[program->operands[instr->first_operand + 1]] =
+            walk->makers[program->operands[instr->first_operand]];
+        break;
       case JPP_INSTR_DELETE:
       case JPP_INSTR_KIND_COUNT:
         break;

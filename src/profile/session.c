@@ -101,6 +101,7 @@ static jpp_status_t* add_rank(walk_t* walk) {
         break;
       case JPP_INSTR_RECV:
       case JPP_INSTR_DELETE:
+      case JPP_INSTR_MOVE:
       case JPP_INSTR_KIND_COUNT:
         break;
     }

@@ -33,17 +33,21 @@ typedef JPP_VEC(jpp_event_item_t) jpp_event_items_t;
 typedef struct jpp_site {
   uint32_t rank;
   bool makes, takes;  // neither: the value has no further sites
+  bool leaves;        // an output is left there
   // Of one instance a microbatch, or of only one. An accumulator's state, next and final
   // value share an instance: each run replaces what the one before has made.
-  uint64_t first_instance;  // of the rank's
+  uint64_t first_instance;  // of the rank's; of a value that moves, twice as many: those
+                            // in its own memory, then those in device memory
   uint64_t first_arrival;   // of a value that other ranks send
+  uint64_t first_copy;      // of a value that moves
 } jpp_site_t;
 
 // A virtual register: one definition on one actor.
 typedef struct jpp_virtual {
   uint32_t value;
   uint32_t last_use;  // instruction; JPP_NONE: never used
-  bool borrowed;      // an argument that the caller keeps
+  jpp_memory_t memory;
+  bool borrowed;  // an argument that the caller keeps
   bool constant;
   bool output;  // left for the caller at the end
 } jpp_virtual_t;
@@ -64,7 +68,7 @@ typedef struct jpp_instr_draft {
   uint8_t kind;         // jpp_instr_kind_t; no DELETE
   uint32_t target;      // as in jpp_instr_t
   uint32_t microbatch;  // JPP_NONE outside loops
-  uint32_t value;       // of SEND and RECV
+  uint32_t value;       // of SEND, RECV and MOVE
 } jpp_instr_draft_t;
 typedef JPP_VEC(jpp_instr_draft_t) jpp_instr_drafts_t;
 
@@ -73,6 +77,7 @@ typedef struct jpp_place {
   uint64_t first;
   uint32_t value;
   bool every;  // one instance a microbatch
+  jpp_memory_t memory;
 } jpp_place_t;
 
 // The operands of one rank's instructions.
@@ -94,7 +99,7 @@ typedef struct jpp_program_builder {
   uint32_t* first_site;  // [values + 1]
   jpp_site_t* sites;
   uint64_t most_instances;  // on one rank
-  uint64_t num_arrivals;
+  uint64_t num_arrivals, num_copies;
   jpp_instr_drafts_t* instrs;  // [ranks]
   jpp_rank_draft_t draft;      // of the rank that was drafted last
   uint32_t* definitions;       // [most_instances] virtual registers; JPP_NONE: none yet
@@ -124,6 +129,10 @@ uint32_t jpp__program_source(const jpp_program_builder_t* b, uint32_t value);
 // NULL if the rank neither makes nor takes the value.
 jpp_site_t* jpp__program_site(const jpp_program_builder_t* b, uint32_t rank,
                               uint32_t value);
+// How many instances of a value a rank has, in one memory.
+uint32_t jpp__program_instances(const jpp_program_builder_t* b, uint32_t value);
+// Whether the value's own memory is not that of devices.
+bool jpp__program_moves(const jpp_program_builder_t* b, uint32_t value);
 // Whether the value has one instance a microbatch.
 bool jpp__value_of_microbatch(const jpp_program_builder_t* b, uint32_t value);
 

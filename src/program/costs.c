@@ -11,6 +11,7 @@
 static void count_program(const jpp_plan_t* plan, const jpp_program_t* program,
                           jpp_rank_costs_t* rank, jpp_link_costs_t* links) {
   rank->peak_bytes = program->peak_bytes;
+  rank->peak_host_bytes = program->peak_host_bytes;
   for (uint32_t i = 0; i < program->num_instrs; ++i) {
     const jpp_instr_t* instr = &program->instrs[i];
     if (instr->kind == JPP_INSTR_RUN) {
@@ -133,11 +134,20 @@ static void append_collectives(jpp_str_t* str, const jpp_plan_costs_t* costs) {
 jpp_status_t* jpp_plan_costs_print(const jpp_plan_costs_t* costs, char** out_text) {
   JPP_RETURN_IF_NULL(costs, out_text);
   jpp_str_t str = {0};
-  jpp_str_append(&str, "rank   tasks      FLOPs   peak bytes\n");
+  bool host = false;
+  for (uint32_t r = 0; r < costs->num_ranks; ++r) {
+    host = host || costs->ranks[r].peak_host_bytes;
+  }
+  jpp_str_append(&str, "rank   tasks      FLOPs   peak bytes");
+  jpp_str_append(&str, host ? "  pinned_host\n" : "\n");
   for (uint32_t r = 0; r < costs->num_ranks; ++r) {
     const jpp_rank_costs_t* rank = &costs->ranks[r];
-    jpp_str_appendf(&str, "%4u %7u %10.3g %12llu\n", r, rank->tasks, rank->flops,
+    jpp_str_appendf(&str, "%4u %7u %10.3g %12llu", r, rank->tasks, rank->flops,
                     (unsigned long long)rank->peak_bytes);
+    if (host) {
+      jpp_str_appendf(&str, " %12llu", (unsigned long long)rank->peak_host_bytes);
+    }
+    jpp_str_append(&str, "\n");
   }
   if (costs->num_links) jpp_str_append(&str, "\n    link  messages        bytes\n");
   for (uint32_t l = 0; l < costs->num_links; ++l) {

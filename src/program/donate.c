@@ -67,9 +67,12 @@ static void agree_with_patterns(const donor_t* d) {
   }
 }
 
+// A task has its arguments and results in device memory.
 static bool can_take_over(const donor_t* d, uint32_t input, uint32_t output) {
-  const jpp_value_t* values = d->b->staged->values;
-  return jpp_type_equal(&values[input].type, &values[output].type) &&
+  jpp_type_t from = d->b->staged->values[input].type;
+  jpp_type_t to = d->b->staged->values[output].type;
+  from.memory = to.memory = JPP_MEMORY_DEVICE;
+  return jpp_type_equal(&from, &to) &&
          d->b->value_bytes[input] == d->b->value_bytes[output];
 }
 

@@ -15,27 +15,30 @@ typedef struct drafter {
 uint32_t jpp__instr_num_args(const jpp_program_builder_t* b,
                              const jpp_instr_draft_t* instr) {
   if (instr->kind == JPP_INSTR_RUN) return b->staged->tasks[instr->target].num_inputs;
-  return instr->kind == JPP_INSTR_SEND;
+  return instr->kind == JPP_INSTR_SEND || instr->kind == JPP_INSTR_MOVE;
 }
 
 uint32_t jpp__instr_num_results(const jpp_program_builder_t* b,
                                 const jpp_instr_draft_t* instr) {
   if (instr->kind == JPP_INSTR_RUN) return b->staged->tasks[instr->target].num_outputs;
-  return instr->kind == JPP_INSTR_RECV;
+  return instr->kind == JPP_INSTR_RECV || instr->kind == JPP_INSTR_MOVE;
 }
 
 // --- Definitions ----------------------------------------------------------------------
 
-static jpp_status_t* find_place(const drafter_t* d, uint32_t value,
+static jpp_status_t* find_place(const drafter_t* d, uint32_t value, jpp_memory_t memory,
                                 jpp_place_t* out_place) {
   const jpp_site_t* site = jpp__program_site(d->b, d->rank, value);
   if (!site) {
     return jpp_status_make(JPP_INTERNAL_ERROR, "rank %u has no site of value %%%u",
                            d->rank, value);
   }
-  *out_place = (jpp_place_t){.first = site->first_instance,
+  bool copy = jpp__program_moves(d->b, value) && memory == JPP_MEMORY_DEVICE;
+  uint64_t before = copy ? jpp__program_instances(d->b, value) : 0;
+  *out_place = (jpp_place_t){.first = site->first_instance + before,
                              .value = value,
-                             .every = jpp__value_of_microbatch(d->b, value)};
+                             .every = jpp__value_of_microbatch(d->b, value),
+                             .memory = memory};
   return NULL;
 }
 
@@ -48,12 +51,13 @@ static jpp_status_t* define_at(const drafter_t* d, const jpp_place_t* place,
                                uint32_t microbatch, uint32_t* out_virtual) {
   *out_virtual = (uint32_t)d->draft->virtuals.count;
   *definition_at(d, place, microbatch) = *out_virtual;
-  jpp_virtual_t made = {.value = place->value, .last_use = JPP_NONE};
+  jpp_virtual_t made = {
+      .value = place->value, .last_use = JPP_NONE, .memory = place->memory};
   return JPP_VEC_PUSH(&d->draft->virtuals, made);
 }
 
-// The virtual register of a value with one instance a step; JPP_NONE on a rank without
-// it.
+// The virtual register of a value with one instance a step, in the value's own memory;
+// JPP_NONE on a rank without it.
 static uint32_t find_register(const drafter_t* d, uint32_t value) {
   const jpp_site_t* site = jpp__program_site(d->b, d->rank, value);
   return site ? d->b->definitions[site->first_instance] : JPP_NONE;
@@ -65,7 +69,9 @@ static jpp_status_t* define_args(const drafter_t* d) {
     if (!jpp_rank_set_has(d->b->staged->args[a].ranks, d->rank)) continue;
     uint32_t id = 0;
     jpp_place_t place = {0};
-    JPP_RETURN_IF_ERROR(find_place(d, graph->args[a].value, &place));
+    uint32_t value = graph->args[a].value;
+    JPP_RETURN_IF_ERROR(
+        find_place(d, value, d->b->staged->values[value].type.memory, &place));
     JPP_RETURN_IF_ERROR(define_at(d, &place, JPP_NONE, &id));
     d->draft->virtuals.data[id].borrowed = !graph->args[a].donated;
     jpp_program_input_t input = {.reg = id, .arg = a, .owned = graph->args[a].donated};
@@ -116,10 +122,10 @@ static jpp_status_t* find_places(const drafter_t* d, const jpp_task_t* task,
       &d->b->scratch, (size_t)task->num_inputs + task->num_outputs, &places));
   *out_places = places;
   for (uint32_t i = 0; i < task->num_inputs; ++i) {
-    JPP_RETURN_IF_ERROR(find_place(d, task->inputs[i], places++));
+    JPP_RETURN_IF_ERROR(find_place(d, task->inputs[i], JPP_MEMORY_DEVICE, places++));
   }
   for (uint32_t i = 0; i < task->num_outputs; ++i) {
-    JPP_RETURN_IF_ERROR(find_place(d, task->outputs[i], places++));
+    JPP_RETURN_IF_ERROR(find_place(d, task->outputs[i], JPP_MEMORY_DEVICE, places++));
   }
   return NULL;
 }
@@ -146,22 +152,38 @@ static jpp_status_t* draft_run(const drafter_t* d, const jpp_instr_draft_t* run)
   return NULL;
 }
 
-static jpp_status_t* draft_instr(const drafter_t* d, const jpp_instr_draft_t* instr) {
-  if (instr->kind == JPP_INSTR_RUN) return draft_run(d, instr);
+// The operand of a SEND or MOVE.
+static jpp_status_t* draft_arg(const drafter_t* d, const jpp_instr_draft_t* instr,
+                               jpp_memory_t memory) {
+  jpp_place_t place = {0};
+  JPP_RETURN_IF_ERROR(find_place(d, instr->value, memory, &place));
+  uint32_t id = *definition_at(d, &place, instr->microbatch);
+  if (id == JPP_NONE) {
+    return jpp_status_make(JPP_INTERNAL_ERROR, "rank %u sends or moves value %%%u unmade",
+                           d->rank, instr->value);
+  }
+  d->draft->virtuals.data[id].last_use = d->at;
+  return JPP_VEC_PUSH(&d->draft->operands, id);
+}
+
+// The result of a RECV or MOVE.
+static jpp_status_t* draft_result(const drafter_t* d, const jpp_instr_draft_t* instr,
+                                  jpp_memory_t memory) {
   jpp_place_t place = {0};
   uint32_t id = 0;
-  JPP_RETURN_IF_ERROR(find_place(d, instr->value, &place));
-  if (instr->kind == JPP_INSTR_RECV) {
-    JPP_RETURN_IF_ERROR(define_at(d, &place, instr->microbatch, &id));
-  } else {
-    id = *definition_at(d, &place, instr->microbatch);
-    if (id == JPP_NONE) {
-      return jpp_status_make(JPP_INTERNAL_ERROR, "rank %u sends value %%%u unmade",
-                             d->rank, instr->value);
-    }
-    d->draft->virtuals.data[id].last_use = d->at;
-  }
+  JPP_RETURN_IF_ERROR(find_place(d, instr->value, memory, &place));
+  JPP_RETURN_IF_ERROR(define_at(d, &place, instr->microbatch, &id));
   return JPP_VEC_PUSH(&d->draft->operands, id);
+}
+
+static jpp_status_t* draft_instr(const drafter_t* d, const jpp_instr_draft_t* instr) {
+  if (instr->kind == JPP_INSTR_RUN) return draft_run(d, instr);
+  if (instr->kind == JPP_INSTR_SEND) return draft_arg(d, instr, JPP_MEMORY_DEVICE);
+  if (instr->kind == JPP_INSTR_RECV) return draft_result(d, instr, JPP_MEMORY_DEVICE);
+  jpp_memory_t to = (jpp_memory_t)instr->target, from = JPP_MEMORY_DEVICE;
+  if (to == from) from = d->b->staged->values[instr->value].type.memory;
+  JPP_RETURN_IF_ERROR(draft_arg(d, instr, from));
+  return draft_result(d, instr, to);
 }
 
 // --- All of it ------------------------------------------------------------------------

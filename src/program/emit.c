@@ -1,13 +1,13 @@
-// Emits each rank's runs, sends and receives by walking the tasks in the order of
+// Emits each rank's runs, sends, receives and moves by walking the tasks in the order of
 // order.c. A value is sent when its task ends and received right before its first use.
 // The work is constant for each instruction: draft.c adds the operands.
 #include "program/builder.h"
 #include "task/ids.h"
 
-// The values of a task that are messages.
+// The values of a task that are messages, and those that are moved.
 typedef struct transfers {
-  const uint32_t *received, *sent;
-  uint32_t num_received, num_sent;
+  const uint32_t *received, *sent, *moved_in, *moved_out;
+  uint32_t num_received, num_sent, num_moved_in, num_moved_out;
 } transfers_t;
 
 typedef struct emitter {
@@ -17,6 +17,7 @@ typedef struct emitter {
   // [num_arrivals] The channel of the message that brings the value; JPP_NONE: it was not
   // sent yet, or has been received.
   uint32_t* arrivals;
+  bool* copies;  // [num_copies] of a value that moves: it is in device memory
 } emitter_t;
 
 static jpp_status_t* push_instr(const emitter_t* e, uint32_t rank,
@@ -70,6 +71,52 @@ static jpp_status_t* send_value(const emitter_t* e, uint32_t value, uint32_t mic
   return push_instr(e, src, instr);
 }
 
+// --- Moves ----------------------------------------------------------------------------
+
+static bool* copy_at(const emitter_t* e, uint32_t rank, uint32_t value,
+                     uint32_t microbatch) {
+  const jpp_site_t* site = jpp__program_site(e->b, rank, value);
+  bool every = jpp__value_of_microbatch(e->b, value);
+  return &e->copies[site->first_copy + (every ? microbatch : 0)];
+}
+
+static jpp_status_t* move_value(const emitter_t* e, uint32_t rank, uint32_t value,
+                                uint32_t microbatch, jpp_memory_t to) {
+  bool every = jpp__value_of_microbatch(e->b, value);
+  jpp_instr_draft_t instr = {.kind = JPP_INSTR_MOVE,
+                             .target = to,
+                             .microbatch = every ? microbatch : JPP_NONE,
+                             .value = value};
+  return push_instr(e, rank, instr);
+}
+
+static jpp_status_t* move_in(const emitter_t* e, uint32_t rank, uint32_t value,
+                             uint32_t microbatch) {
+  bool* copy = copy_at(e, rank, value, microbatch);
+  if (*copy) return NULL;
+  *copy = true;
+  return move_value(e, rank, value, microbatch, JPP_MEMORY_DEVICE);
+}
+
+// A value that nothing on its rank takes stays where its run has made it, to be sent.
+static jpp_status_t* move_out(const emitter_t* e, uint32_t rank, uint32_t value,
+                              uint32_t microbatch) {
+  if (!jpp__program_site(e->b, rank, value)->takes) return NULL;
+  return move_value(e, rank, value, microbatch, e->b->staged->values[value].type.memory);
+}
+
+// Received values stay in device memory until their last use, which is near; only
+// an output leaves it.
+static jpp_status_t* keep_received(const emitter_t* e, uint32_t rank, uint32_t value,
+                                   uint32_t microbatch) {
+  if (!jpp__program_moves(e->b, value)) return NULL;
+  *copy_at(e, rank, value, microbatch) = true;
+  if (!jpp__program_site(e->b, rank, value)->leaves) return NULL;
+  return move_out(e, rank, value, microbatch);
+}
+
+// --- Receives -------------------------------------------------------------------------
+
 static jpp_status_t* receive_next(const emitter_t* e, uint32_t id) {
   jpp_channel_draft_t* draft = &e->b->channels.data[id];
   jpp_message_draft_t message = draft->messages.data[draft->received++];
@@ -80,7 +127,8 @@ static jpp_status_t* receive_next(const emitter_t* e, uint32_t id) {
                              .target = id,
                              .microbatch = message.microbatch,
                              .value = message.value};
-  return push_instr(e, dst, instr);
+  JPP_RETURN_IF_ERROR(push_instr(e, dst, instr));
+  return keep_received(e, dst, message.value, message.microbatch);
 }
 
 // A value is received right before its first use, together with the earlier messages of
@@ -144,6 +192,28 @@ static jpp_status_t* find_sent(const emitter_t* e, const jpp_task_t* task,
   return JPP_VEC_TO_ARENA(found, &e->b->scratch, &transfers->sent);
 }
 
+static jpp_status_t* find_moved(const emitter_t* e, const uint32_t* values,
+                                uint32_t count, jpp_u32_vec_t* found,
+                                const uint32_t** out_moved, uint32_t* out_count) {
+  found->count = 0;
+  for (uint32_t i = 0; i < count; ++i) {
+    if (!jpp__program_moves(e->b, values[i])) continue;
+    JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(found, values[i]));
+  }
+  *out_count = (uint32_t)found->count;
+  return JPP_VEC_TO_ARENA(found, &e->b->scratch, out_moved);
+}
+
+static jpp_status_t* find_task_transfers(const emitter_t* e, const jpp_task_t* task,
+                                         jpp_u32_vec_t* found, transfers_t* transfers) {
+  JPP_RETURN_IF_ERROR(find_received(e, task, found, transfers));
+  JPP_RETURN_IF_ERROR(find_sent(e, task, found, transfers));
+  JPP_RETURN_IF_ERROR(find_moved(e, task->inputs, task->num_inputs, found,
+                                 &transfers->moved_in, &transfers->num_moved_in));
+  return find_moved(e, task->outputs, task->num_outputs, found, &transfers->moved_out,
+                    &transfers->num_moved_out);
+}
+
 static jpp_status_t* find_transfers(emitter_t* e) {
   const jpp_staged_t* staged = e->b->staged;
   jpp_arena_t* scratch = &e->b->scratch;
@@ -151,8 +221,7 @@ static jpp_status_t* find_transfers(emitter_t* e) {
   jpp_u32_vec_t found = {0};
   jpp_status_t* status = NULL;
   for (uint32_t t = 0; t < staged->num_tasks && !status; ++t) {
-    status = find_received(e, &staged->tasks[t], &found, &e->transfers[t]);
-    if (!status) status = find_sent(e, &staged->tasks[t], &found, &e->transfers[t]);
+    status = find_task_transfers(e, &staged->tasks[t], &found, &e->transfers[t]);
   }
   jpp_vec_deinit(&found);
   return status;
@@ -167,6 +236,9 @@ static jpp_status_t* emit_begin(const emitter_t* e, const jpp_event_item_t* item
   for (uint32_t i = 0; i < transfers->num_received; ++i) {
     JPP_RETURN_IF_ERROR(
         receive_value(e, task->rank, transfers->received[i], item->microbatch));
+  }
+  for (uint32_t i = 0; i < transfers->num_moved_in; ++i) {
+    JPP_RETURN_IF_ERROR(move_in(e, task->rank, transfers->moved_in[i], item->microbatch));
   }
   jpp_instr_draft_t run = {.kind = JPP_INSTR_RUN,
                            .target = item->task,
@@ -187,6 +259,10 @@ static jpp_status_t* emit_end(const emitter_t* e, const jpp_event_item_t* item) 
     uint32_t value = transfers->sent[i];
     if (is_result(e, task, value)) continue;
     JPP_RETURN_IF_ERROR(send_to_takers(e, value, item->microbatch, task->rank));
+  }
+  for (uint32_t i = 0; i < transfers->num_moved_out; ++i) {
+    JPP_RETURN_IF_ERROR(
+        move_out(e, task->rank, transfers->moved_out[i], item->microbatch));
   }
   return NULL;
 }
@@ -220,6 +296,9 @@ static jpp_status_t* emit_args(const emitter_t* e) {
     for (uint32_t i = b->first_site[value]; i < b->first_site[value + 1]; ++i) {
       const jpp_site_t* site = &b->sites[i];
       if (!site->takes || site->makes) continue;
+      if (jpp__program_moves(b, value)) {
+        JPP_RETURN_IF_ERROR(move_in(e, src, value, JPP_NONE));
+      }
       JPP_RETURN_IF_ERROR(send_value(e, value, JPP_NONE, src, site));
       JPP_RETURN_IF_ERROR(receive_value(e, site->rank, value, JPP_NONE));
     }
@@ -286,6 +365,7 @@ jpp_status_t* jpp__program_emit(jpp_program_builder_t* b) {
   size_t ranks = b->staged->ranks;
   JPP_RETURN_IF_ERROR(jpp__ids_create(&b->scratch, ranks * ranks, &emitter.channel_at));
   JPP_RETURN_IF_ERROR(jpp__ids_create(&b->scratch, b->num_arrivals, &emitter.arrivals));
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&b->scratch, b->num_copies, &emitter.copies));
   JPP_RETURN_IF_ERROR(check_accumulation_order(b));
   JPP_RETURN_IF_ERROR(find_transfers(&emitter));
   JPP_RETURN_IF_ERROR(emit_events(&emitter));

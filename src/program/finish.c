@@ -25,7 +25,7 @@ typedef struct finisher {
   operand_list_t* known_operands;  // [kKnownLists] by hash, the newest of each
   operand_list_t* known_values;
   jpp_u32_vec_t dead;  // virtuals that die behind the instruction at hand
-  uint64_t live_bytes;
+  uint64_t live_bytes[JPP_MEMORY_COUNT];
   jpp_program_t* program;
 } finisher_t;
 
@@ -45,18 +45,24 @@ static jpp_status_t* release_register(finisher_t* f, uint32_t id) {
   return JPP_VEC_PUSH(&f->free, f->reg[id]);
 }
 
-static jpp_status_t* add_live(finisher_t* f, uint64_t bytes) {
-  f->live_bytes = jpp__bytes_add(f->live_bytes, bytes);
-  if (jpp__bytes_fit(f->live_bytes)) return NULL;
+static jpp_status_t* add_live(finisher_t* f, jpp_memory_t memory, uint64_t bytes) {
+  f->live_bytes[memory] = jpp__bytes_add(f->live_bytes[memory], bytes);
+  if (jpp__bytes_fit(f->live_bytes[memory])) return NULL;
   return jpp_status_make(JPP_OUT_OF_MEMORY,
                          "2^63 bytes or more are live at instruction %zu; no device has "
                          "that many: is a shape wrong?",
                          f->instrs.count);
 }
 
+static jpp_status_t* add_live_register(finisher_t* f, uint32_t id) {
+  return add_live(f, virtual_at(f, id)->memory, bytes_of(f, id));
+}
+
 static void note_peak(finisher_t* f) {
-  if (f->live_bytes <= f->program->peak_bytes) return;
-  f->program->peak_bytes = f->live_bytes;
+  uint64_t host = f->live_bytes[JPP_MEMORY_PINNED_HOST];
+  if (host > f->program->peak_host_bytes) f->program->peak_host_bytes = host;
+  if (f->live_bytes[JPP_MEMORY_DEVICE] <= f->program->peak_bytes) return;
+  f->program->peak_bytes = f->live_bytes[JPP_MEMORY_DEVICE];
   f->program->peak_instr = (uint32_t)f->instrs.count;
 }
 
@@ -123,7 +129,7 @@ static jpp_status_t* delete_dead(finisher_t* f) {
   for (size_t i = 0; i < f->dead.count; ++i) {
     uint32_t id = f->dead.data[i];
     JPP_RETURN_IF_ERROR(release_register(f, id));
-    f->live_bytes -= bytes_of(f, id);
+    f->live_bytes[virtual_at(f, id)->memory] -= bytes_of(f, id);
   }
   f->dead.count = 0;
   return push_instr(f, instr);
@@ -163,10 +169,10 @@ static jpp_status_t* finish_instr(finisher_t* f, uint32_t at, const uint32_t* id
   uint32_t count = instr.num_args + instr.num_results;
   for (uint32_t i = instr.num_args; i < count; ++i) {
     take_register(f, ids[i]);
-    JPP_RETURN_IF_ERROR(add_live(f, bytes_of(f, ids[i])));
+    JPP_RETURN_IF_ERROR(add_live_register(f, ids[i]));
   }
   JPP_RETURN_IF_ERROR(push_operands(f, ids, count));
-  f->live_bytes -= bytes_taken_over(f, &instr, ids);
+  f->live_bytes[JPP_MEMORY_DEVICE] -= bytes_taken_over(f, &instr, ids);
   note_peak(f);
   for (uint32_t i = 0; i < count; ++i) {
     const jpp_virtual_t* v = virtual_at(f, ids[i]);
@@ -184,14 +190,14 @@ static jpp_status_t* place_given(finisher_t* f) {
   for (size_t i = 0; i < f->draft->inputs.count; ++i) {
     uint32_t id = f->draft->inputs.data[i].reg;
     take_register(f, id);
-    JPP_RETURN_IF_ERROR(add_live(f, bytes_of(f, id)));
+    JPP_RETURN_IF_ERROR(add_live_register(f, id));
     if (virtual_at(f, id)->last_use == JPP_NONE && !is_kept(f, id)) {
       JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(&f->dead, id));
     }
   }
   for (size_t i = 0; i < f->draft->constants.count; ++i) {
     take_register(f, f->draft->constants.data[i].reg);
-    JPP_RETURN_IF_ERROR(add_live(f, bytes_of(f, f->draft->constants.data[i].reg)));
+    JPP_RETURN_IF_ERROR(add_live_register(f, f->draft->constants.data[i].reg));
   }
   note_peak(f);
   return delete_dead(f);
@@ -234,7 +240,7 @@ static jpp_status_t* finish_program(finisher_t* f) {
   JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(kKnownLists, &f->known_operands));
   JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(kKnownLists, &f->known_values));
   program->reserved_bytes = reserved_bytes(f->b, program->rank);
-  JPP_RETURN_IF_ERROR(add_live(f, program->reserved_bytes));
+  JPP_RETURN_IF_ERROR(add_live(f, JPP_MEMORY_DEVICE, program->reserved_bytes));
   JPP_RETURN_IF_ERROR(place_given(f));
   const jpp_instr_drafts_t* drafts = &f->b->instrs[program->rank];
   const uint32_t* ids = f->draft->operands.data;

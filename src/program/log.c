@@ -21,9 +21,10 @@ static void log_ranks(const jpp_plan_t* plan) {
     const jpp_program_t* program = &plan->programs[r];
     JPP_LOG(JPP_LOG_INFO,
             "rank %u: %u instructions, at most %llu bytes on each device, %llu of them "
-            "receive slots",
+            "receive slots, and %llu in pinned_host",
             r, program->num_instrs, (unsigned long long)program->peak_bytes,
-            (unsigned long long)program->reserved_bytes);
+            (unsigned long long)program->reserved_bytes,
+            (unsigned long long)program->peak_host_bytes);
   }
   for (uint32_t c = 0; c < plan->num_channels; ++c) {
     const jpp_plan_channel_t* channel = &plan->channels[c];

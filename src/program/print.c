@@ -45,6 +45,19 @@ static void append_transfer(jpp_str_t* str, const jpp_plan_t* plan,
   jpp_str_append(str, "\n");
 }
 
+static void append_move(jpp_str_t* str, const jpp_program_t* program,
+                        const jpp_instr_t* instr) {
+  jpp_str_append(str, "move ");
+  append_operands(str, program, instr, 0, 1);
+  jpp_str_append(str, " -> ");
+  append_operands(str, program, instr, 1, 1);
+  jpp_str_appendf(str, " in %s", jpp_memory_name((jpp_memory_t)instr->target));
+  if (instr->microbatch != JPP_NONE) {
+    jpp_str_appendf(str, " microbatch %u", instr->microbatch);
+  }
+  jpp_str_append(str, "\n");
+}
+
 static void append_instr(jpp_str_t* str, const jpp_plan_t* plan,
                          const jpp_program_t* program, const jpp_instr_t* instr) {
   jpp_str_append(str, "  ");
@@ -61,6 +74,9 @@ static void append_instr(jpp_str_t* str, const jpp_plan_t* plan,
       append_operands(str, program, instr, 0, instr->num_args);
       jpp_str_append(str, "\n");
       break;
+    case JPP_INSTR_MOVE:
+      append_move(str, program, instr);
+      break;
     case JPP_INSTR_KIND_COUNT:
       break;
   }
@@ -70,10 +86,15 @@ static void append_program(jpp_str_t* str, const jpp_plan_t* plan,
                            const jpp_program_t* program) {
   jpp_str_appendf(str,
                   "actor %u: %u instructions, %u registers, peak %llu bytes at %u "
-                  "(%llu in receive slots)\n",
+                  "(%llu in receive slots)",
                   program->rank, program->num_instrs, program->num_registers,
                   (unsigned long long)program->peak_bytes, program->peak_instr,
                   (unsigned long long)program->reserved_bytes);
+  if (program->peak_host_bytes) {
+    jpp_str_appendf(str, ", peak %llu in pinned_host",
+                    (unsigned long long)program->peak_host_bytes);
+  }
+  jpp_str_append(str, "\n");
   for (uint32_t i = 0; i < program->num_inputs; ++i) {
     const jpp_program_input_t* input = &program->inputs[i];
     jpp_str_appendf(str, "  input r%u = arg %u%s\n", input->reg, input->arg,

@@ -138,6 +138,16 @@ static void receive(printer_t* p, const jpp_program_t* program,
       p->messages[instr->target][message];
 }
 
+static void append_move(printer_t* p, const jpp_program_t* program,
+                        const jpp_instr_t* instr) {
+  uint32_t name = p->num_names++;
+  append_new(p, name, program->operand_values[instr->first_value + 1]);
+  jpp_str_appendf(&p->str, " = move[mpmd_idx=%u memory_kind=%s]", program->rank,
+                  jpp_memory_name((jpp_memory_t)instr->target));
+  append_args(p, program, instr);
+  p->names[program->rank][program->operands[instr->first_operand + 1]] = name;
+}
+
 static void append_instr(printer_t* p, const jpp_program_t* program,
                          const jpp_instr_t* instr) {
   switch ((jpp_instr_kind_t)instr->kind) {
@@ -152,6 +162,10 @@ static void append_instr(printer_t* p, const jpp_program_t* program,
     case JPP_INSTR_DELETE:
       jpp_str_appendf(&p->str, "    _:i32[] = delete[mpmd_idx=%u]", program->rank);
       append_args(p, program, instr);
+      break;
+    case JPP_INSTR_MOVE:
+      jpp_str_append(&p->str, "    ");
+      append_move(p, program, instr);
       break;
     case JPP_INSTR_RECV:  // the send shows the transfer
       receive(p, program, instr);

@@ -5,10 +5,8 @@
 
 const char* jpp_instr_kind_name(jpp_instr_kind_t kind) {
   static const char* const kNames[] = {
-      [JPP_INSTR_RUN] = "run",
-      [JPP_INSTR_SEND] = "send",
-      [JPP_INSTR_RECV] = "recv",
-      [JPP_INSTR_DELETE] = "delete",
+      [JPP_INSTR_RUN] = "run",       [JPP_INSTR_SEND] = "send", [JPP_INSTR_RECV] = "recv",
+      [JPP_INSTR_DELETE] = "delete", [JPP_INSTR_MOVE] = "move",
   };
   _Static_assert(sizeof(kNames) / sizeof(*kNames) == JPP_INSTR_KIND_COUNT,
                  "a name a kind");

@@ -6,6 +6,7 @@
 typedef struct occurrence {
   uint32_t value, rank;
   bool makes;
+  bool leaves;  // it is taken as an output
 } occurrence_t;
 typedef JPP_VEC(occurrence_t) occurrence_vec_t;
 
@@ -15,12 +16,15 @@ static jpp_status_t* add_occurrence(occurrence_vec_t* occurrences, uint32_t valu
   return JPP_VEC_PUSH(occurrences, occurrence);
 }
 
+// Of an argument, which is made where it is given, or of an output.
 static jpp_status_t* add_occurrences(const jpp_staged_t* staged,
-                                     const jpp_staged_value_t* at, bool makes,
+                                     const jpp_staged_value_t* at, bool argument,
                                      occurrence_vec_t* occurrences) {
   for (uint32_t r = 0; r < staged->ranks; ++r) {
     if (!jpp_rank_set_has(at->ranks, r)) continue;
-    JPP_RETURN_IF_ERROR(add_occurrence(occurrences, at->value, r, makes));
+    occurrence_t occurrence = {
+        .value = at->value, .rank = r, .makes = argument, .leaves = !argument};
+    JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(occurrences, occurrence));
   }
   return NULL;
 }
@@ -63,6 +67,7 @@ static void note_site(jpp_program_builder_t* b, const occurrence_t* occurrence,
   if (at == *used) sites[(*used)++].rank = occurrence->rank;
   sites[at].makes |= occurrence->makes;
   sites[at].takes |= !occurrence->makes;
+  sites[at].leaves |= occurrence->leaves;
 }
 
 // Groups occurrences by value. A value has room for as many sites as occurrences; where
@@ -86,7 +91,11 @@ bool jpp__value_of_microbatch(const jpp_program_builder_t* b, uint32_t value) {
   return b->staged->scopes[value] == JPP_SCOPE_MICROBATCH;
 }
 
-static uint32_t instances_at_a_site(const jpp_program_builder_t* b, uint32_t value) {
+bool jpp__program_moves(const jpp_program_builder_t* b, uint32_t value) {
+  return b->staged->values[value].type.memory != JPP_MEMORY_DEVICE;
+}
+
+uint32_t jpp__program_instances(const jpp_program_builder_t* b, uint32_t value) {
   if (!jpp__value_of_microbatch(b, value)) return 1;
   return b->staged->graph->loops[b->staged->values[value].loop].microbatches;
 }
@@ -116,12 +125,15 @@ static jpp_status_t* number_instances(jpp_program_builder_t* b, const uint32_t* 
   uint64_t* count = NULL;  // [ranks]
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&b->scratch, b->staged->ranks, &count));
   for (uint32_t v = 0; v < b->staged->num_values; ++v) {
-    uint32_t here = instances_at_a_site(b, v);
+    uint32_t here = jpp__program_instances(b, v);
+    bool moves = jpp__program_moves(b, v);
     for (uint32_t i = 0; i < used[v]; ++i) {
       jpp_site_t* site = &b->sites[b->first_site[v] + i];
       site->first_instance = count[site->rank];
       site->first_arrival = b->num_arrivals;
-      count[site->rank] += here;
+      site->first_copy = b->num_copies;
+      count[site->rank] += moves ? 2 * here : here;
+      if (moves) b->num_copies += here;
       if (!site->makes) b->num_arrivals += here;
     }
   }

@@ -54,11 +54,12 @@ static bool read_wanted(wanted_object_t* self, PyObject* args) {
   int donated = 0, can_move = 0;
   jpp_wanted_t* w = &self->wanted;
   w->struct_size = sizeof(*w);
-  if (!PyArg_ParseTuple(args, "O&s#O&O&OOO&OppO&:Wanted", jpp_py_str_converter,
+  if (!PyArg_ParseTuple(args, "O&s#O&O&OOO&OppO&O&:Wanted", jpp_py_str_converter,
                         &self->name, &dtype, &dtype_length, jpp_py_u32_converter,
                         &w->ndim, jpp_py_u64_converter, &w->devices, &ranks, &is_local,
                         jpp_py_u32_converter, &w->devices_per_rank, &blocks, &donated,
-                        &can_move, jpp_py_u64_converter, &w->least_borrowed)) {
+                        &can_move, jpp_py_u64_converter, &w->least_borrowed,
+                        jpp_py_memory_converter, &w->memory)) {
     return false;
   }
   w->name = self->name.text;
@@ -384,7 +385,7 @@ static PyMethodDef kWantedMethods[] = {
 static PyType_Slot kWantedSlots[] = {
     {Py_tp_doc,
      "Wanted(name, dtype, ndim, devices, ranks, is_local, devices_per_rank, blocks, "
-     "donated, can_move, least_borrowed, /)\n--\n\n"
+     "donated, can_move, least_borrowed, memory, /)\n--\n\n"
      "What a plan wants of an argument: jpp_wanted_t, with `blocks` as a buffer of "
      "int64."},
     {Py_tp_new, (void*)wanted_new},

@@ -103,6 +103,18 @@ int jpp_py_str_converter(PyObject* str, void* out_utf8) {
 
 void jpp_py_utf8_release(jpp_py_utf8_t* utf8) { Py_CLEAR(utf8->owner); }
 
+int jpp_py_memory_converter(PyObject* str, void* out_memory) {
+  Py_ssize_t size = 0;
+  const char* name = PyUnicode_AsUTF8AndSize(str, &size);
+  if (!name) return 0;
+  jpp_memory_t memory = jpp_memory_parse(name, (uint32_t)size);
+  *(jpp_memory_t*)out_memory = memory;
+  if (memory != JPP_MEMORY_COUNT) return 1;
+  PyErr_Format(PyExc_ValueError, "expected a memory, 'device' or 'pinned_host', found %R",
+               str);
+  return 0;
+}
+
 // --- Arguments ------------------------------------------------------------------------
 
 bool jpp_py_refuse_keywords(PyObject* kwargs) {

@@ -47,6 +47,8 @@ typedef struct jpp_py_utf8 {
 int jpp_py_utf8_converter(PyObject* str_or_none, void* out_utf8);
 int jpp_py_str_converter(PyObject* str, void* out_utf8);  // refuses None
 void jpp_py_utf8_release(jpp_py_utf8_t* utf8);
+// For "O&", with a jpp_memory_t: "device" or "pinned_host".
+int jpp_py_memory_converter(PyObject* str, void* out_memory);
 
 // False, with a TypeError, if a constructor was given any.
 bool jpp_py_refuse_keywords(PyObject* kwargs);

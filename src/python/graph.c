@@ -47,17 +47,22 @@ static bool read_dims(PyObject* sequence, int64_t** out_dims, uint32_t* out_ndim
   return true;
 }
 
-// `item` is (dtype name, dims). Deinit the type also after a failure.
+// `item` is (dtype name, dims) or (dtype name, dims, memory). Deinit the type also after
+// a failure.
 static bool read_type(PyObject* item, jpp_type_t* type) {
   const char* dtype = NULL;
   Py_ssize_t length = 0;
   PyObject* sequence = NULL;
   int64_t* dims = NULL;
+  type->memory = JPP_MEMORY_DEVICE;
   if (!PyTuple_Check(item)) {
     PyErr_Format(PyExc_TypeError, "expected a type as (dtype, dims), found %.100R", item);
     return false;
   }
-  if (!PyArg_ParseTuple(item, "s#O", &dtype, &length, &sequence)) return false;
+  if (!PyArg_ParseTuple(item, "s#O|O&", &dtype, &length, &sequence,
+                        jpp_py_memory_converter, &type->memory)) {
+    return false;
+  }
   type->dtype = jpp_dtype_parse(dtype, (uint32_t)length);
   if (type->dtype == JPP_DTYPE_INVALID) {
     jpp_py_raise(
@@ -305,7 +310,7 @@ static PyObject* graph_text(PyObject* object, PyObject* args) {
 static PyMethodDef kMethods[] = {
     {"add_arg", graph_add_arg, METH_VARARGS,
      "add_arg($self, type, donated, name, /)\n--\n\n"
-     "Adds an argument of a type (dtype, dims); gives its value id."},
+     "Adds an argument of a type (dtype, dims[, memory]); gives its value id."},
     {"give_arg", graph_give_arg, METH_O,
      "give_arg($self, ranks, /)\n--\n\n"
      "The argument added last is given on these ranks, ascending, and no others."},

@@ -231,7 +231,8 @@ static PyObject* make_summary(const void* programs, uint64_t rank) {
   const jpp_program_t* program = &((const jpp_program_t*)programs)[rank];
   return JPP_PY_RECORD(JPP_PY_RANK_SUMMARY, PyLong_FromUnsignedLong(program->num_instrs),
                        PyLong_FromUnsignedLongLong(program->peak_bytes),
-                       PyLong_FromUnsignedLongLong(program->reserved_bytes));
+                       PyLong_FromUnsignedLongLong(program->reserved_bytes),
+                       PyLong_FromUnsignedLongLong(program->peak_host_bytes));
 }
 
 static PyObject* plan_summary(PyObject* object, PyObject* unused) {
@@ -242,8 +243,9 @@ static PyObject* plan_summary(PyObject* object, PyObject* unused) {
 
 static PyObject* make_rank_costs(const void* ranks, uint64_t index) {
   const jpp_rank_costs_t* rank = &((const jpp_rank_costs_t*)ranks)[index];
-  return Py_BuildValue("(IdK)", rank->tasks, rank->flops,
-                       (unsigned long long)rank->peak_bytes);
+  return Py_BuildValue("(IdKK)", rank->tasks, rank->flops,
+                       (unsigned long long)rank->peak_bytes,
+                       (unsigned long long)rank->peak_host_bytes);
 }
 
 static PyObject* make_link_costs(const void* links, uint64_t index) {
@@ -450,6 +452,17 @@ static PyObject* plan_search(PyObject* object, PyObject* args) {
   return found;
 }
 
+static PyObject* plan_check_host_limit(PyObject* object, PyObject* given) {
+  const jpp_planned_t* planned = ((jpp_py_plan_t*)object)->planned;
+  py_limits_t limits = {0};
+  if (!read_limits(given, planned->ranks, &limits)) return NULL;
+  bool ok =
+      !limits.given || jpp_py_check(jpp_check_host_limit(planned->report, limits.given));
+  free_limits(&limits);
+  if (!ok) return NULL;
+  Py_RETURN_NONE;
+}
+
 static PyObject* plan_steps_in_flight(PyObject* object, PyObject* args) {
   const jpp_planned_t* planned = ((jpp_py_plan_t*)object)->planned;
   PyObject* given = NULL;
@@ -527,6 +540,9 @@ static PyMethodDef kMethods[] = {
      "hashes($self, /)\n--\n\n"
      "What makes a step the same step, as numbers, from the likely cause of a difference "
      "to what follows from it."},
+    {"check_host_limit", plan_check_host_limit, METH_O,
+     "check_host_limit($self, limits, /)\n--\n\n"
+     "Raises unless the peaks in pinned host memory are within the limits."},
     {"steps_in_flight", plan_steps_in_flight, METH_VARARGS,
      "steps_in_flight($self, memory_limits, wanted, /)\n--\n\n"
      "How many steps, at most `wanted`, may be in flight within the limits (or None)."},

@@ -35,6 +35,7 @@ static PyStructSequence_Field kStagedOp[] = {
 static PyStructSequence_Field kPlacedValue[] = {
     {"value", "its id"},
     {"ranks", "that hold it"},
+    {"memory", "\"device\" or \"pinned_host\""},
     {NULL, NULL},
 };
 
@@ -42,6 +43,7 @@ static PyStructSequence_Field kRankSummary[] = {
     {"instructions", "of a step"},
     {"peak_bytes", "on each device of the rank"},
     {"reserved_bytes", "of them: receive slots"},
+    {"peak_host_bytes", "in pinned host memory, for each device of the rank"},
     {NULL, NULL},
 };
 

@@ -383,6 +383,10 @@ static PyObject* runtime_explain(PyObject* object, PyObject* args) {
   return text;
 }
 
+static PyObject* make_number(const void* numbers, uint64_t index) {
+  return PyLong_FromUnsignedLongLong(((const uint64_t*)numbers)[index]);
+}
+
 static PyObject* runtime_memory(PyObject* object, PyObject* args) {
   runtime_object_t* self = (runtime_object_t*)object;
   uint32_t rank = 0;
@@ -397,11 +401,12 @@ static PyObject* runtime_memory(PyObject* object, PyObject* args) {
             jpp_py_check(jpp_plan_rank_memory(self->plan, rank, client, table, &memory));
   jpp_free(table);
   if (!ok) return NULL;
-  return Py_BuildValue("(KKKKKK)", (unsigned long long)memory.arguments,
-                       (unsigned long long)memory.results,
-                       (unsigned long long)memory.donated,
-                       (unsigned long long)memory.temporary,
-                       (unsigned long long)memory.code, (unsigned long long)memory.peak);
+  const uint64_t numbers[] = {
+      memory.arguments,      memory.results,      memory.donated,
+      memory.temporary,      memory.code,         memory.peak,
+      memory.host_arguments, memory.host_results, memory.host_donated,
+      memory.host_temporary, memory.host_peak};
+  return jpp_py_make_list(sizeof(numbers) / sizeof(*numbers), make_number, numbers);
 }
 
 // Whether what it runs can be seen from outside the devices.

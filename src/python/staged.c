@@ -65,8 +65,10 @@ static PyObject* ranks_to_list(const jpp_staged_t* staged, jpp_rank_set_t ranks)
 
 static PyObject* place_value(const jpp_staged_t* staged,
                              const jpp_staged_value_t* value) {
+  jpp_memory_t memory = staged->values[value->value].type.memory;
   return JPP_PY_RECORD(JPP_PY_PLACED_VALUE, PyLong_FromUnsignedLong(value->value),
-                       ranks_to_list(staged, value->ranks));
+                       ranks_to_list(staged, value->ranks),
+                       PyUnicode_InternFromString(jpp_memory_name(memory)));
 }
 
 static PyObject* make_arg(const void* staged, uint64_t index) {

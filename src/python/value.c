@@ -50,8 +50,8 @@ bool jpp_py_wait_end(jpp_py_wait_t* wait, jpp_status_t* status) {
 
 // --- Upload ---------------------------------------------------------------------------
 
-static bool upload_shard(PyObject* client, PyObject* data, jpp_dtype_t dtype,
-                         uint32_t device, jpp_buffer_t** out_buffer) {
+static bool upload_shard(const jpp_array_layout_t* layout, PyObject* data,
+                         jpp_dtype_t dtype, uint32_t device, jpp_buffer_t** out_buffer) {
   Py_buffer view;
   *out_buffer = NULL;
   if (PyObject_GetBuffer(data, &view, PyBUF_STRIDED_RO) < 0) return false;
@@ -74,23 +74,23 @@ static bool upload_shard(PyObject* client, PyObject* data, jpp_dtype_t dtype,
                               .dtype = dtype,
                               .rank = (uint32_t)view.ndim,
                               .dims = dims,
-                              .byte_strides = strides};
-    jpp_client_t* handle = ((jpp_py_client_t*)client)->client;
+                              .byte_strides = strides,
+                              .memory = layout->memory};
     Py_BEGIN_ALLOW_THREADS
-      status = jpp_client_buffer_from_host(handle, &array, device, out_buffer);
+      status = jpp_client_buffer_from_host(layout->client, &array, device, out_buffer);
     Py_END_ALLOW_THREADS
   }
   PyBuffer_Release(&view);
   return jpp_py_check(status);
 }
 
-static bool upload_all(const jpp_array_layout_t* layout, PyObject* client,
-                       PyObject* shards, jpp_dtype_t dtype, const uint32_t* devices,
+static bool upload_all(const jpp_array_layout_t* layout, PyObject* shards,
+                       jpp_dtype_t dtype, const uint32_t* devices,
                        jpp_buffer_t** buffers) {
   uint32_t count = layout->num_ranks * layout->devices_per_rank;
   for (uint32_t i = 0; i < count; ++i) {
     PyObject* shard = Py_XNewRef(PyList_GetItem(shards, i));
-    bool ok = shard && upload_shard(client, shard, dtype, devices[i], &buffers[i]);
+    bool ok = shard && upload_shard(layout, shard, dtype, devices[i], &buffers[i]);
     Py_XDECREF(shard);
     if (!ok) return false;
   }
@@ -104,7 +104,7 @@ static PyObject* put_shards(const jpp_array_layout_t* layout, PyObject* client,
   jpp_buffer_t** buffers = NULL;
   jpp_array_t* array = NULL;
   if (!jpp_py_check(JPP_ALLOC_ARRAY(count, &buffers))) return NULL;
-  bool ok = upload_all(layout, client, shards, dtype, devices, buffers) &&
+  bool ok = upload_all(layout, shards, dtype, devices, buffers) &&
             jpp_py_check(jpp_array_create(layout, buffers, &array));
   for (size_t i = 0; i < count && !ok; ++i) {
     jpp_client_buffer_destroy(layout->client, buffers[i]);
@@ -130,9 +130,10 @@ static bool parse_put_args(PyObject* args, put_args_t* out_args) {
   uint32_t num_devices = 0;
   *out_args = (put_args_t){.layout = {.struct_size = sizeof(out_args->layout)}};
   jpp_array_layout_t* layout = &out_args->layout;
-  if (!PyArg_ParseTuple(args, "O!OO&OO!s#", jpp_py_types.client, &out_args->client,
+  if (!PyArg_ParseTuple(args, "O!OO&OO!s#O&", jpp_py_types.client, &out_args->client,
                         &ranks, jpp_py_u32_converter, &layout->devices_per_rank, &devices,
-                        &PyList_Type, &out_args->list, &dtype, &dtype_length)) {
+                        &PyList_Type, &out_args->list, &dtype, &dtype_length,
+                        jpp_py_memory_converter, &layout->memory)) {
     return false;
   }
   out_args->dtype = jpp_dtype_parse(dtype, (uint32_t)dtype_length);
@@ -253,7 +254,7 @@ static PyObject* value_get_deletion_reason(PyObject* object, void* unused) {
 
 static PyMethodDef kMethods[] = {
     {"put", value_put, METH_VARARGS | METH_STATIC,
-     "put(client, ranks, devices_per_rank, devices, shards, dtype, /)\n--\n\n"
+     "put(client, ranks, devices_per_rank, devices, shards, dtype, memory, /)\n--\n\n"
      "Uploads a list of shards; devices and shards are [rank][device], flat."},
     {"elsewhere", value_elsewhere, METH_NOARGS | METH_STATIC,
      "elsewhere()\n--\n\nThe state of an array that other processes hold."},

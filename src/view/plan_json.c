@@ -169,6 +169,8 @@ static json_t* target_json(const jpp_instr_t* instr) {
     case JPP_INSTR_SEND:
     case JPP_INSTR_RECV:
       return json_integer(instr->target);
+    case JPP_INSTR_MOVE:
+      return json_string(jpp_memory_name((jpp_memory_t)instr->target));
     case JPP_INSTR_DELETE:
     case JPP_INSTR_KIND_COUNT:
       break;
@@ -226,11 +228,12 @@ static json_t* actor_json(const jpp_program_t* program) {
     jpp__json_append(&instrs, instr_json(program, &program->instrs[i]));
   }
   return json_pack(
-      "{s:I, s:I, s:I, s:I, s:I, s:o, s:o, s:o, s:o}", "rank", (json_int_t)program->rank,
-      "registers", (json_int_t)program->num_registers, "peak_bytes",
-      (json_int_t)program->peak_bytes, "peak_instruction",
+      "{s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:o, s:o, s:o}", "rank",
+      (json_int_t)program->rank, "registers", (json_int_t)program->num_registers,
+      "peak_bytes", (json_int_t)program->peak_bytes, "peak_instruction",
       (json_int_t)program->peak_instr, "reserved_bytes",
-      (json_int_t)program->reserved_bytes, "inputs", inputs_json(program), "constants",
+      (json_int_t)program->reserved_bytes, "peak_host_bytes",
+      (json_int_t)program->peak_host_bytes, "inputs", inputs_json(program), "constants",
       constants_json(program), "instructions", instrs, "outputs", outputs_json(program));
 }
 
@@ -269,10 +272,22 @@ static json_t* program_json(const jpp_planned_t* planned) {
 
 // --- Check ----------------------------------------------------------------------------
 
-// For each kind of bytes that the actor ever holds: its bytes before the first
-// instruction and after each.
+// For each kind of bytes that the actor ever holds on a device, and for pinned host
+// memory: its bytes before the first instruction and after each.
 static json_t* curve_json(const jpp_memory_point_t* points, uint32_t count) {
   json_t* curve = json_object();
+  json_t* host = json_array();
+  bool any_on_host = false;
+  for (uint32_t i = 0; i < count; ++i) {
+    any_on_host = any_on_host || points[i].host_bytes;
+    jpp__json_append(&host, json_integer((json_int_t)points[i].host_bytes));
+  }
+  if (!any_on_host) {
+    json_decref(host);
+  } else if (json_object_set_new(curve, jpp_memory_name(JPP_MEMORY_PINNED_HOST), host)) {
+    json_decref(curve);
+    return NULL;
+  }
   for (int k = 0; curve && k < JPP_BYTES_KIND_COUNT; ++k) {
     json_t* list = json_array();
     bool any = false;
@@ -314,10 +329,12 @@ static json_t* checked_actor_json(const jpp_check_report_t* report, uint32_t ran
     json_decref(kinds);
     return NULL;
   }
-  return json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:o}", "runs",
+  return json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:o}", "runs",
                    (json_int_t)actor->runs, "sends", (json_int_t)actor->sends, "recvs",
                    (json_int_t)actor->recvs, "deletes", (json_int_t)actor->deletes,
-                   "peak_bytes", (json_int_t)actor->peak_bytes, "peak_instruction",
+                   "moves", (json_int_t)actor->moves, "peak_host_bytes",
+                   (json_int_t)actor->peak_host_bytes, "peak_bytes",
+                   (json_int_t)actor->peak_bytes, "peak_instruction",
                    (json_int_t)actor->peak_instr, "bytes_at_peak", kinds, "curve",
                    memory_json(report->plan, rank));
 }

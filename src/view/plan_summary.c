@@ -112,6 +112,21 @@ static void append_peak(const jpp_check_report_t* report, uint32_t rank, jpp_str
   jpp_str_appendf(out, "  %u\n", actor->peak_instr);
 }
 
+// Nothing if no rank has any.
+static void append_host_peaks(const jpp_check_report_t* report, jpp_str_t* out) {
+  bool any = false;
+  for (uint32_t r = 0; r < report->plan->ranks; ++r) {
+    any = any || report->actors[r].peak_host_bytes;
+  }
+  if (!any) return;
+  jpp_str_append(out, "\npeak in pinned_host of each rank, for each of its devices:\n");
+  for (uint32_t r = 0; r < report->plan->ranks; ++r) {
+    jpp_str_appendf(out, "%4u", r);
+    append_cell(report->actors[r].peak_host_bytes, kNumberWidth, out);
+    jpp_str_append(out, "\n");
+  }
+}
+
 static void append_peaks(const jpp_check_report_t* report, jpp_str_t* out) {
   jpp_str_append(out, "\nmemory at the peak of each rank, on each of its devices:\nrank");
   for (int k = 0; k < JPP_BYTES_KIND_COUNT; ++k) {
@@ -143,5 +158,6 @@ jpp_status_t* jpp_planned_summarize(const jpp_planned_t* planned,
     return status;
   }
   append_peaks(planned->report, &str);
+  append_host_peaks(planned->report, &str);
   return jpp_str_finish(&str, out_text);
 }

@@ -17,6 +17,10 @@ import xml.etree.ElementTree
 from command import COMMAND, ROOT, CommandTest, graph, run
 
 
+# What other launchers set for the processes of a job.
+LAUNCHERS = {"JAX_COORDINATOR_ADDRESS", "NNODES", "NODE_RANK", "SLURM_JOB_ID"}
+
+
 class CliTest(CommandTest):
     """One test for each thing that the command promises."""
 
@@ -496,8 +500,9 @@ class CliTest(CommandTest):
             for number, line in enumerate(file.read_text().splitlines(), 1):
                 place = f"{file.relative_to(ROOT)}:{number}"
                 if file.suffix == ".py" and re.search(r"\bos\.(environ|getenv)\b", line):
-                    named = re.findall(r"environ\.setdefault\(\"(\w+)\"", line)
-                    self.assertTrue(named and {*named} <= known, f"{place}: {line}")
+                    named = re.findall(r"environ\.(?:setdefault|get)\(\"(\w+)\"", line)
+                    allowed = known | LAUNCHERS
+                    self.assertTrue(named and {*named} <= allowed, f"{place}: {line}")
                 elif file.suffix != ".py" and reads.search(line.split("//")[0]):
                     self.assertEqual(file.name, "option.c", f"{place}: {line}")
         known |= set(re.findall(r"`(JPP_\w+)=", (ROOT / "CONTRIBUTING.md").read_text()))

@@ -93,9 +93,16 @@ class LocalDevices(StepDevices):
         return self.indices[rank]
 
     def put(
-        self, ranks: Sequence[int], indices: Sequence[int], shards: list[Any], dtype: str
+        self,
+        ranks: Sequence[int],
+        indices: Sequence[int],
+        shards: list[Any],
+        dtype: str,
+        memory: str,
     ) -> _core.Value:
-        return _core.Value.put(self.client, ranks, self.per_rank, indices, shards, dtype)
+        return _core.Value.put(
+            self.client, ranks, self.per_rank, indices, shards, dtype, memory
+        )
 
     def take(self, wanted: _core.Wanted, part: Any, source: Any, copies: bool) -> _core.Value:
         reason, dtype = source.deletion_reason(), part.dtype_name

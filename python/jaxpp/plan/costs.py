@@ -23,6 +23,7 @@ class RankCost:
     tasks: int  # runs
     flops: float  # exact for products and convolutions, one per element for other ops
     peak_bytes: int  # on each of the rank's devices
+    peak_host_bytes: int  # in pinned host memory, for each of the rank's devices
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,6 +72,11 @@ class CostSummary:
         """The largest peak memory of any device."""
         return max(rank.peak_bytes for rank in self.ranks)
 
+    @property
+    def peak_host_bytes(self) -> int:
+        """The largest peak in pinned host memory that a device has."""
+        return max(rank.peak_host_bytes for rank in self.ranks)
+
     def __str__(self) -> str:
         return self.table
 
@@ -85,6 +91,12 @@ class MemoryAnalysis:
     temp_size_in_bytes: int  # everything else at the peak
     generated_code_size_in_bytes: int
     peak_memory_in_bytes: int
+    # The same in pinned host memory.
+    host_argument_size_in_bytes: int
+    host_output_size_in_bytes: int
+    host_alias_size_in_bytes: int
+    host_temp_size_in_bytes: int
+    host_peak_memory_in_bytes: int
 
 
 @dataclasses.dataclass(frozen=True)

@@ -25,7 +25,7 @@ from jaxpp.errors import (
 )
 from jaxpp.jax_internals.arrays import broadcast_prefix
 from jaxpp.jax_internals.jaxprs import discharged, drop_unused
-from jaxpp.mesh import MpmdMesh, MpmdSharding, parted_sharding, refuse_memory_kind
+from jaxpp.mesh import MpmdMesh, MpmdSharding, memory_of, parted_sharding
 from jaxpp.plan.advice import Step, layout_advice, warn_of_unparted
 from jaxpp.plan.auto import find_schedules, is_auto, trial_length
 from jaxpp.plan.carried import carried
@@ -39,7 +39,14 @@ from jaxpp.trace.loop import refuse_refs_from_outside, warn_of_marks_without_loo
 from jaxpp.trace.stacked import Bounds, cut_results, part_step, parts_of_leaves
 from jaxpp.trace.written import Place, cut_parted, place_of
 
-__all__ = ["Planned", "Traced", "name_of", "trace_function", "trace_step"]
+__all__ = [
+    "Planned",
+    "Traced",
+    "given_memories",
+    "name_of",
+    "trace_function",
+    "trace_step",
+]
 
 
 @dataclasses.dataclass
@@ -120,12 +127,12 @@ class Planned:
         found = []
         for cut, numbers in zip(bounds, parts_of_leaves(bounds), strict=True):
             parts = placed[numbers.start : numbers.stop]
-            spec = self.specs.of(parts[0].value)
+            spec, kind = self.specs.of(parts[0].value), parts[0].memory
             if cut:
                 ranks = tuple(sorted({rank for part in parts for rank in part.ranks}))
-                found.append(parted_sharding(self.mesh, ranks, spec, cut[-1]))
+                found.append(parted_sharding(self.mesh, ranks, spec, cut[-1], kind))
             else:
-                found.append(MpmdSharding(self.mesh, parts[0].ranks or [0], spec))
+                found.append(MpmdSharding(self.mesh, parts[0].ranks or [0], spec, kind))
         return found
 
 
@@ -182,9 +189,21 @@ def _broadcast_shardings(
             f"  {what}: {tree_text(given)}\n"
             f"  {whose}: {tree_text(tree)}",
         ) from None
-    for spec, name in zip(found, names, strict=False):
-        refuse_memory_kind(spec, f"{what} of {name}")
     return found
+
+
+def _memories_of(given: Sequence[Any], what: str, names: Sequence[str]) -> list[str | None]:
+    """The memories that shardings name; a spec or None names none."""
+    return [
+        memory_of(one, f"{what} of {name}") if isinstance(one, jax.sharding.Sharding) else None
+        for one, name in zip(given, names, strict=False)
+    ]
+
+
+def given_memories(options: Options, args: Any, names: list[str]) -> list[str | None]:
+    """For each positional argument's leaf the memory that in_shardings put it in, or None."""
+    taken = _broadcast_shardings(options.in_specs, args, "in_specs", names, options.mesh)
+    return _memories_of(taken, "in_specs", names)
 
 
 def _spec_of(given: Any, what: str, mesh: MpmdMesh) -> PartitionSpec | None:
@@ -311,6 +330,8 @@ class _TracedCall:
     in_specs: list[Any]
     out_specs: list[Any]
     out_ranks: list[tuple[int, ...] | None]
+    in_memories: list[str]
+    out_memories: list[str | None]  # None: not given
     argument_bounds: list[Bounds | None]
     result_bounds: list[Bounds | None]
     statics: list[Static]
@@ -324,7 +345,7 @@ class _TracedCall:
 
     def graph(self, donated: list[bool], next_args: list[int], **options: Any) -> Graph:
         ranks, names = self.mesh.mpmd_dim, (self.arg_names, self.out_names)
-        ends = (*names, next_args, self.out_ranks)
+        ends = (*names, next_args, self.out_ranks, self.in_memories, self.out_memories)
         options["places"] = self.places
         return build_graph(self.name, ranks, self.closed, donated, *ends, **options)
 
@@ -443,6 +464,8 @@ def _with_split_leaves(traced_call: _TracedCall) -> _TracedCall:
         in_specs=_by_parts(traced_call.in_specs, found.arguments),
         out_specs=_by_parts(traced_call.out_specs, found.results),
         out_ranks=_by_parts(ranks_of_wholes, found.results),
+        in_memories=_by_parts(traced_call.in_memories, found.arguments),
+        out_memories=_by_parts(traced_call.out_memories, found.results),
         argument_bounds=found.arguments,
         result_bounds=found.results,
     )
@@ -485,6 +508,7 @@ def _with_split_results(traced_call: _TracedCall, given: Sequence[Any]) -> _Trac
         out_names=_part_names(traced_call.out_names, cuts),
         out_specs=_by_parts(traced_call.out_specs, cuts),
         out_ranks=ranks,
+        out_memories=_by_parts(traced_call.out_memories, cuts),
         result_bounds=bounds,
     )
 
@@ -497,9 +521,13 @@ def _trace_call(
     taken = _broadcast_shardings(options.in_specs, call.args, "in_specs", names, mesh)
     _warn_of_pipeline_axis(taken, "in_specs", names, mesh, definition_line(fun))
     in_specs = [_spec_of(t, "in_specs", mesh) for t in taken]
-    in_specs += [None] * (len(call.leaves) - len(in_specs))
-    for name, leaf in zip(names, call.leaves, strict=True):
-        refuse_memory_kind(getattr(leaf, "sharding", None), f"argument {name}")
+    unknown = len(call.leaves) - len(taken)  # keyword arguments
+    in_specs += [None] * unknown
+    asked = [*_memories_of(taken, "in_specs", names), *[None] * unknown]
+    in_memories = [
+        memory or memory_of(getattr(leaf, "sharding", None), f"argument {name}")
+        for memory, name, leaf in zip(asked, names, call.leaves, strict=True)
+    ]
     in_specs = [
         _spec_of_leaf(mesh, leaf) if spec is None else spec
         for spec, leaf in zip(in_specs, call.leaves, strict=True)
@@ -521,6 +549,8 @@ def _trace_call(
         in_specs,
         [_spec_of(g, "out_specs", mesh) for g in given],
         [_ranks_of(g, mesh) for g in given],
+        in_memories,
+        _memories_of(given, "out_specs", out_names),
         argument_bounds=[None] * len(names),
         result_bounds=[None] * len(out_names),
         statics=signature.statics(call),
@@ -551,6 +581,8 @@ def _trace_written(
         in_specs=[place.spec for place in cut.arguments],
         out_specs=[place.spec for place in cut.results],
         out_ranks=[place.ranks for place in cut.results],
+        in_memories=[place.memory for place in cut.arguments],
+        out_memories=[place.memory for place in cut.results],
         argument_bounds=cut.argument_bounds,
         result_bounds=cut.result_bounds,
         statics=[],
@@ -618,6 +650,7 @@ def trace_step(
     limits = options.memory_limits
     schedules, founds = find_schedules(graph, given, options.mesh, limits, run_trial)
     traced = _plan_gathered(traced_call, graph, schedules, donated, next_args, options)
+    traced.plan.check_host_limit(options.host_limits)
     line = definition_line(fun)
     step = Step(f"step {traced_call.name} at {line}", line, options.mesh.lowering_mesh())
     found_advice = [

@@ -143,17 +143,18 @@ class Upload(NamedTuple):
     number: int  # id of the array
     plugin: str | None
     dtype: str
+    memory: str  # of the devices
     shards: list[np.ndarray]
 
 
 def pack(uploads: Sequence[Upload]) -> tuple[list[tuple[Any, ...]], list[np.ndarray]]:
     """The rows of the uploads, and all their shards."""
-    rows = [(u.number, u.plugin, u.dtype, len(u.shards)) for u in uploads]
+    rows = [(u.number, u.plugin, u.dtype, u.memory, len(u.shards)) for u in uploads]
     return rows, [shard for u in uploads for shard in u.shards]
 
 
 def unpack(rows: Iterable[Sequence[Any]], shards: Iterable[np.ndarray]) -> Iterator[Upload]:
     """The inverse of `pack`."""
     rest = iter(shards)
-    for number, plugin, dtype, count in rows:
-        yield Upload(number, plugin, dtype, [next(rest) for _ in range(count)])
+    for number, plugin, dtype, memory, count in rows:
+        yield Upload(number, plugin, dtype, memory, [next(rest) for _ in range(count)])

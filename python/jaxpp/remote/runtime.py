@@ -52,7 +52,12 @@ class RemoteDevices(StepDevices):
         return (id(self),)
 
     def put(
-        self, ranks: Sequence[int], indices: Sequence[int], shards: list[Any], dtype: str
+        self,
+        ranks: Sequence[int],
+        indices: Sequence[int],
+        shards: list[Any],
+        dtype: str,
+        memory: str,
     ) -> RemoteValue:
         workers, per_rank = self._workers, self.per_rank
         workers.raise_if_broken()
@@ -62,7 +67,11 @@ class RemoteDevices(StepDevices):
         taken = [copies[id(shard)] for shard in shards]
         by_rank = {
             rank: Upload(
-                value.number, self._plugin, dtype, taken[i * per_rank : (i + 1) * per_rank]
+                value.number,
+                self._plugin,
+                dtype,
+                memory,
+                taken[i * per_rank : (i + 1) * per_rank],
             )
             for i, rank in enumerate(ranks)
         }
@@ -80,7 +89,8 @@ class RemoteDevices(StepDevices):
         shards = [np.empty(wanted.shape, carrier) for _ in range(self.per_rank)]
         for device, shard in enumerate(shards):
             wanted.gather(device, arrays, source.bounds[blocks], shard)
-        return self.put(part.ranks, part.device_indices, shards * len(part.ranks), dtype)
+        shards *= len(part.ranks)
+        return self.put(part.ranks, part.device_indices, shards, dtype, part.memory)
 
     def flush(self) -> None:
         self._workers.flush()

@@ -359,7 +359,9 @@ class Worker:
         value: _core.Value | Failure
         try:
             indices = devices.indices[self._rank]
-            value = devices.put([self._rank], indices, upload.shards, upload.dtype)
+            value = devices.put(
+                [self._rank], indices, upload.shards, upload.dtype, upload.memory
+            )
         except JaxppError as error:
             value = Failure(error.code, f"rank {self._rank}, upload: {error}")
         self._values[upload.number] = value
@@ -413,7 +415,7 @@ class Worker:
     def _value(self, program: _Program, number: int) -> _core.Value | Failure:
         """A value without shards, for an array that is only on other ranks."""
         found = self._values.get(number)
-        return program.devices.put([], [], [], "float32") if found is None else found
+        return program.devices.put([], [], [], "float32", "device") if found is None else found
 
     # --- Requests outside of messages ---
 

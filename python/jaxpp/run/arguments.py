@@ -92,6 +92,7 @@ class Argument:
             donated,
             devices.can_move if can_move is None else can_move,
             devices.least_borrowed,
+            part.memory,
         )
 
     def take(self, source: Source, copies: bool = False) -> _core.Value:

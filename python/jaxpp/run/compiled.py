@@ -17,7 +17,6 @@ from jaxpp.errors import JaxppError, make_error, warn
 from jaxpp.jax_internals.client import serialized_compile_options
 from jaxpp.lower.compiling import explain
 from jaxpp.lower.lowering import Code, TaskLowerer, modules_of_all
-from jaxpp.mesh import refuse_memory_kind
 from jaxpp.placements import (
     Part,
     Placement,
@@ -114,7 +113,7 @@ class CompiledStep:
 
     def _part(self, placed: _core.PlacedValue, aval: Any) -> Part:
         spec = self._traced.specs.of(placed.value)
-        return Part(self._devices, self._mesh, aval, placed.ranks, spec)
+        return Part(self._devices, self._mesh, aval, placed.ranks, spec, placed.memory)
 
     @staticmethod
     def _groups(
@@ -181,8 +180,6 @@ class CompiledStep:
         arrays that are placed like this one: which of their parts to use as they are."""
         if type(leaf) is MpmdArray:
             self._take_over(leaf, arguments)
-        elif isinstance(leaf, jax.Array):
-            refuse_memory_kind(leaf.sharding, arguments[0].name)
         source = source_of(leaf, self._devices, self._mesh)
         taken = [self._take(argument, leaf, source) for argument in arguments]
         if type(leaf) is not MpmdArray:
@@ -205,7 +202,7 @@ class CompiledStep:
         needed = any(argument.part.local_ranks for argument in arguments)
         if leaf.is_deleted() or (needed and not made.local_ranks):
             return
-        part = Part(self._devices, self._mesh, made.aval, made.ranks, made.spec)
+        part = Part(self._devices, self._mesh, made.aval, made.ranks, made.spec, made.memory)
         own = Argument(part, wanted.name, wanted.donated, can_move=False)
         source = source_of(leaf, self._devices, self._mesh)
         value = self._take(own, leaf, source)

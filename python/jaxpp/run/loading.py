@@ -250,7 +250,7 @@ class LoadedStep:
 
     def _refuse_type(self, number: int, leaf: Any) -> None:
         name, (shape, dtype) = self._types[number]
-        shape_found, dtype_found, _ = struct_key(leaf)
+        shape_found, dtype_found, *_ = struct_key(leaf)
         raise make_error(
             "invalid-argument",
             f"argument {name} of the step in {self._path}: expected {dtype}{list(shape)}, "

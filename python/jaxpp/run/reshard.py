@@ -14,7 +14,7 @@ from jaxpp.array import MpmdArray
 from jaxpp.client.devices import devices_for
 from jaxpp.errors import make_error
 from jaxpp.jax_internals.arrays import broadcast_prefix
-from jaxpp.mesh import MpmdMesh, MpmdSharding
+from jaxpp.mesh import MpmdMesh, MpmdSharding, memory_of
 from jaxpp.placements import Part, Placement
 from jaxpp.run.arguments import Argument, source_of
 
@@ -123,7 +123,8 @@ def spmd_to_mpmd_reshard(
 
     def put(array: Any, sharding: MpmdSharding) -> MpmdArray:
         aval = jax.typeof(array)
-        part = Part(devices, mpmd_mesh, aval, sharding.mesh_ids, sharding.spec)
+        memory = memory_of(sharding, "reshard")
+        part = Part(devices, mpmd_mesh, aval, sharding.mesh_ids, sharding.spec, memory)
         argument = Argument(part, "spmd_to_mpmd_reshard", donated=False)
         gathered = _with_own_rows(array, mpmd_mesh, sharding.spec_in_rank)
         value = argument.take(source_of(gathered, devices, mpmd_mesh), copies=True)

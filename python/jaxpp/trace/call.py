@@ -31,6 +31,7 @@ __all__ = [
     "compiler_options_of",
     "flag_of",
     "fsdp_of",
+    "limits_by_memory",
     "memory_limits_of",
     "plugin_of",
     "static_key",
@@ -64,6 +65,7 @@ class Options:
     reduce_once: bool = True  # gradients are summed over a rank's devices after the loop
     # When a sharded weight, by its name and type, is gathered: "step", "use" or None.
     fsdp: Callable[[str, Any], str | None] | None = None
+    host_limits: MemoryLimits | None = None  # of pinned host memory
     written: bool = False  # by hand, with `jaxpp.experimental.mpmd`
 
 
@@ -262,6 +264,20 @@ class Signature:
         name_after(run, fun, args, kwargs, nums, names)
 
 
+def limits_by_memory(given: Any, who: str) -> tuple[Any, Any]:
+    """The values of memory_limit= for the devices' memory and for pinned host memory."""
+    if not isinstance(given, Mapping):
+        return given, None
+    unknown = sorted(str(name) for name in given if name not in ("device", "pinned_host"))
+    if unknown:
+        raise make_error(
+            "invalid-argument",
+            f"{who}: memory_limit={shorten(given)}; expected limits for 'device' and "
+            f"'pinned_host', found {unknown[0]!r}",
+        )
+    return given.get("device"), given.get("pinned_host")
+
+
 def memory_limits_of(given: Any, mesh: MpmdMesh, who: str) -> MemoryLimits | None:
     """Converts memory_limit= for the planner; None: no limit. A number applies to all ranks
     that share a device together, a list to each rank."""
@@ -395,10 +411,13 @@ class TracedArgument(Exception):
     """An argument is a JAX tracer."""
 
 
-def struct_key(leaf: Any) -> Any:
+def struct_key(leaf: Any) -> tuple[Any, ...]:
+    """The shape, dtype and weak type of a leaf, and its memory unless it is the devices'."""
     if type(leaf) is MpmdArray:
         return leaf._placement.key
     if isinstance(leaf, jax.core.Tracer):
         raise TracedArgument
     struct = struct_of(leaf)
-    return (tuple(struct.shape), struct.dtype, struct.weak_type)
+    key = (tuple(struct.shape), struct.dtype, struct.weak_type)
+    kind = getattr(getattr(leaf, "sharding", None), "memory_kind", None)
+    return (*key, kind) if kind == "pinned_host" else key

@@ -1,18 +1,18 @@
 """Refuses equations that no task can run while the step is traced: custom calls without a
-handler, ordered callbacks, values in host memory."""
+handler, ordered callbacks, computations in host memory."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 from jax.sharding import Sharding
 
 from jaxpp.errors import make_error
 from jaxpp.jax_internals.client import host_call_targets
 from jaxpp.jax_internals.jaxprs import is_ordered
-from jaxpp.mesh import refuse_memory_kind
+from jaxpp.mesh import memory_of
+from jaxpp.trace.memories import is_in_host_memory
 
 __all__ = ["check_equation"]
 
@@ -48,18 +48,28 @@ def _equations(eqn: JaxprEqn) -> Iterator[JaxprEqn]:
                 yield from _equations(each)
 
 
-def _check_memory(eqn: JaxprEqn, where: str | None) -> None:
-    """Refuses values in host memory, including those from an offloading policy of
-    jax.checkpoint."""
+def _check_memory(eqn: JaxprEqn, where: str | None, inside: str | None) -> None:
+    """Refuses values in host memory, which tasks neither compute nor move: moves are equations
+    of the step or of its loop. `inside`: the equation that contains this one, if any."""
     name = eqn.primitive.name
     for given in (eqn.params.get("sharding"), *eqn.params.get("devices", ())):
-        if isinstance(given, Sharding):
-            refuse_memory_kind(given, f"{name} at {where}")
-    if any(getattr(v.aval, "memory_space", None) is jax.memory.Space.Host for v in eqn.outvars):
+        if isinstance(given, Sharding) and memory_of(given, f"{name} at {where}") != "device":
+            raise make_error(
+                "unsupported",
+                f"{name} at {where}: expected memory_kind='device' or None"
+                + (f" inside {inside}" if inside else "; jax.device_put moves between memories")
+                + f", found memory_kind={given.memory_kind!r}",
+            )
+    values = (v.aval for v in (*eqn.invars, *eqn.outvars))
+    found = next((aval for aval in values if is_in_host_memory(aval)), None)
+    if found is not None:
+        place = f"{name} inside {inside}" if inside else name
         raise make_error(
             "unsupported",
-            f"{name} at {where}: expected a value in device memory, where a step keeps all "
-            f"values, found {eqn.outvars[0].aval} in host memory",
+            f"{place} at {where}: expected values in device memory, where tasks compute, found "
+            f"{found.str_short()}; move them to the devices before it, with "
+            "jax.device_put(x, jax.memory.Space.Device), and back after it"
+            + (f", both outside {inside}" if inside else ""),
         )
 
 
@@ -71,8 +81,9 @@ def check_equation(eqn: JaxprEqn, where: str | None) -> None:
         in host memory, or a call to an unregistered FFI target ("unsupported"), with the user's
         line.
     """
-    for each in _equations(eqn):
-        _check_memory(each, where)
+    first, *inner = _equations(eqn)
+    for each in (*inner, first):
+        _check_memory(each, where, None if each is eqn else eqn.primitive.name)
         _check_callback(each, where)
         target = each.params.get("target_name") if each.primitive.name == "ffi_call" else None
         if target is not None and target not in host_call_targets():

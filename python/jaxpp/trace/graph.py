@@ -24,6 +24,7 @@ from jaxpp import _core
 from jaxpp.errors import make_error
 from jaxpp.jax_internals.jaxprs import is_transposed, is_unspecified
 from jaxpp.jax_internals.lines import user_line
+from jaxpp.mesh import memory_of
 from jaxpp.operations import Add, Operation, kind_of
 from jaxpp.placements import physical_type
 from jaxpp.trace.cross import place_p
@@ -32,6 +33,7 @@ from jaxpp.trace.gather import Gather, WeightGathers
 from jaxpp.trace.keys import literal_key, param_key
 from jaxpp.trace.loop import closed_over_error, loop_p
 from jaxpp.trace.marks import mark_backward_p, mark_p, mark_tangent_p
+from jaxpp.trace.memories import is_move, memory_after, without_memory
 from jaxpp.trace.nested import refuse_traced, step_p
 from jaxpp.trace.splitting import (
     Branch,
@@ -234,6 +236,9 @@ class _Builder:
         self.specs: dict[int, PartitionSpec] = {}
         self.sums: dict[int, Any] = {}  # the operands of sums that the planner may regroup
         self.transposed: set[int] = set()  # values that autodiff computes
+        self.memories: dict[int, str] = {}  # of values that are not in device memory
+        self.num_args = 0  # their values are the first ones
+        self.moved: set[int] = set()  # values that the step has put in a memory
         self.consts: list[Any] = []
         self.const_values: dict[int, int] = {}  # id of a constant -> value
         self.outside: set[int] | None = None  # in a body: loop-invariant values
@@ -250,11 +255,14 @@ class _Builder:
 
     # --- Values ---
 
-    def add_arg(self, aval: Any, donated: bool, name: str, ranks: Sequence[int] = ()) -> int:
-        value = self.core.add_arg(physical_type(aval), donated, name)
+    def add_arg(
+        self, aval: Any, donated: bool, name: str, memory: str, ranks: Sequence[int] = ()
+    ) -> int:
+        value = self.core.add_arg((*physical_type(aval), memory), donated, name)
         if ranks:
             self.core.give_arg(ranks)
-        self.avals[value] = aval
+        self._define(value, [aval], memory)
+        self.num_args += 1
         return value
 
     def add_const(self, const: Any) -> int:
@@ -264,7 +272,8 @@ class _Builder:
         if id(const) not in self.const_values:
             aval = jax.typeof(const)
             name = f"constant {len(self.consts)}"
-            self.const_values[id(const)] = self.add_arg(aval, False, name)
+            memory = memory_of(getattr(const, "sharding", None), name)
+            self.const_values[id(const)] = self.add_arg(aval, False, name, memory)
             self.consts.append(const)
         return self.const_values[id(const)]
 
@@ -281,9 +290,11 @@ class _Builder:
             for branch in eqn.params.get("branches", ()):
                 self.collect_consts(branch)
 
-    def _define(self, first: int, avals: Sequence[Any]) -> None:
+    def _define(self, first: int, avals: Sequence[Any], memory: str = "device") -> None:
         for k, aval in enumerate(avals):
             self.avals[first + k] = aval
+            if memory != "device":
+                self.memories[first + k] = memory
 
     # --- Equations ---
 
@@ -438,7 +449,35 @@ class _Builder:
         behind = {o: first + k for k, o in enumerate(varying)}
         return [behind.get(o, o) if isinstance(o, int) else o for o in operands]
 
+    def add_move(self, eqn: JaxprEqn, operands: list[Operand]) -> list[Operand]:
+        """Adds a `device_put` to a memory, an op for each array, which computes nothing: the
+        type of its result says where the result is."""
+        outs: list[Operand] = []
+        flags = _core.FLAG_BACKWARD if self.is_backward(eqn) else 0
+        for k, (operand, out) in enumerate(zip(operands, eqn.outvars, strict=True)):
+            memory = memory_after(eqn, k, user_line(eqn))
+            primitive, params = without_memory(eqn, k)
+            avals = [out.aval]
+            outs.append(
+                self._add(eqn, primitive, params, [operand], avals, flags, memories=[memory])
+            )
+        self.moved.update(o for o in outs if isinstance(o, int))
+        return outs
+
+    def result_in(self, value: int, memory: str | None, next_memory: str | None) -> int:
+        """A result of the step in the memory that was asked for or, if none was and the step
+        computes it, in that of the argument that it becomes. An argument, and what the step has
+        put in a memory, is where it is."""
+        if memory is None and value not in self.moved and value >= self.num_args:
+            memory = next_memory
+        if memory is None or self.memories.get(value, "device") == memory:
+            return value
+        avals = [self.avals[value]]
+        return self._add(None, jax.lax.copy_p, {}, [value], avals, memories=[memory])
+
     def add_call(self, eqn: JaxprEqn, operands: list[Operand]) -> list[Operand]:
+        if is_move(eqn):
+            return self.add_move(eqn, operands)
         self._refuse_hidden_marks(eqn)
         check_equation(eqn, user_line(eqn))
         part = self.gathers is not None and self.gathers.is_part(eqn.primitive, operands)
@@ -449,6 +488,7 @@ class _Builder:
             flags |= _core.FLAG_EFFECT
         avals = [v.aval for v in eqn.outvars]
         regroups = self._is_sum(eqn, operands) and self._may_regroup(eqn)
+        regroups = regroups and self._on_devices(operands)
         kind = _core.OP_ADD if regroups else _core.OP_CALL
         if eqn.primitive is place_p and self.outside is None:
             kind = _core.OP_PLACE
@@ -473,6 +513,7 @@ class _Builder:
         avals = params["jaxpr"].out_avals
         flags = _core.FLAG_EFFECT if eqn.effects else 0
         options = {"flags": flags, "kind": _core.OP_TASK, "ranks": params["ranks"]}
+        options["memories"] = [place.memory for place in params["out_places"]]
         first = self._add(eqn, task_p, params, operands, avals, **options)
         specs = (place.spec for place in params["out_places"])
         self.specs.update(zip(range(first, first + len(avals)), specs, strict=True))
@@ -544,6 +585,14 @@ class _Builder:
                 outs[k] = self._converted(outs[k], operation.dtype)
                 operations[k], value_avals[k] = Add(), self.avals[outs[k]]
         self.outside = None
+        for name, out in zip(params["names"], outs, strict=True):
+            if out in self.memories:
+                raise make_error(
+                    "unsupported",
+                    f"{title}: {name}: expected a value in device memory, where the loop "
+                    f"reduces it, found one in {self.memories[out]}; move it after the loop "
+                    "with jax.device_put",
+                )
         state_avals = [v.aval for v in eqn.outvars]
         kinds = [kind_of(o) for o in operations]
         first = self.core.end_loop(kinds, outs, [physical_type(a) for a in state_avals])
@@ -596,12 +645,17 @@ class _Builder:
         attr: int = 0,
         part: Part | None = None,
         ranks: Sequence[int] = (),
+        memories: Sequence[str] = (),
     ) -> int:
         values = [o for o in operands if isinstance(o, int)]
+        if kind in (_core.OP_MARK, _core.OP_MARK_BACKWARD, _core.OP_PLACE):
+            memories = [self.memories.get(v, "device") for v in values[: len(avals)]]
+        else:
+            memories = memories or ["device"] * len(avals)
         branches = () if kind == _core.OP_ADD else self.branches
         indices = (branch.conditional.index for branch in branches)
         guards = [index for index in indices if isinstance(index, int)]
-        types = [physical_type(a) for a in avals]
+        types = [(*physical_type(a), m) for a, m in zip(avals, memories, strict=True)]
         opaque = kind in (_core.OP_CALL, _core.OP_TASK)
         cost = _flops(eqn, params) if eqn and opaque else 0.0
         name = params["name"] if kind == _core.OP_TASK else primitive.name
@@ -627,7 +681,8 @@ class _Builder:
         self.num_ops += 1
         if flags & _core.FLAG_BACKWARD:
             self.transposed.update(range(first, first + len(avals)))
-        self._define(first, avals)
+        for k, (aval, own) in enumerate(zip(avals, memories, strict=True)):
+            self._define(first + k, [aval], own)
         if self.outside is not None and all(v in self.outside for v in values):
             self.outside.update(range(first, first + len(avals)))
         return first
@@ -670,6 +725,9 @@ class _Builder:
         same = all(a.shape == avals[0].shape and a.dtype == avals[0].dtype for a in avals)
         floating = jnp.issubdtype(avals[0].dtype, jnp.inexact)
         return same and floating and all(isinstance(o, int) for o in operands)
+
+    def _on_devices(self, operands: Sequence[Operand]) -> bool:
+        return not any(isinstance(o, int) and o in self.memories for o in operands)
 
     def _is_cheap(self, eqn: JaxprEqn) -> bool:
         """Whether recomputing is cheaper than sending or keeping: reshapes, slices, scalars,
@@ -721,6 +779,8 @@ def build_graph(
     out_names: Sequence[str],
     next_args: Sequence[int],
     out_ranks: Sequence[Sequence[int] | None],
+    arg_memories: Sequence[str],
+    out_memories: Sequence[str | None],
     loop_length: Callable[[Any, int], int] = lambda schedule, length: length,
     gathers: Mapping[int, Gather] = types.MappingProxyType({}),
     places: Sequence[Place] | None = None,
@@ -735,6 +795,8 @@ def build_graph(
         NONE.
       out_ranks: for each result the ranks that it stays on, ascending; None: where it is
         computed.
+      arg_memories: the memory of each argument. out_memories: that of each result; None: that
+        in which the step puts it, otherwise that of the argument that it becomes.
       loop_length: the number of microbatches to plan for a loop, from its schedule and its
         length.
       gathers: for values of the graph that are weights of a loop how it gathers them.
@@ -748,17 +810,27 @@ def build_graph(
     jaxpr = closed_jaxpr.jaxpr
     ranks_of_args = [place.ranks for place in places] if places else [()] * len(arg_names)
     args = [
-        builder.add_arg(v.aval, d, n, r)
-        for v, d, n, r in zip(jaxpr.invars, donated, arg_names, ranks_of_args, strict=True)
+        builder.add_arg(v.aval, d, n, m, r)
+        for v, d, n, m, r in zip(
+            jaxpr.invars, donated, arg_names, arg_memories, ranks_of_args, strict=True
+        )
     ]
     if places is not None:
         builder.specs.update(zip(args, (place.spec for place in places), strict=True))
     builder.collect_consts(closed_jaxpr)
     outs = builder.walk(closed_jaxpr, args)
-    ends = zip(outs, out_names, next_args, out_ranks, strict=True)
-    for out, out_name, number, left_on in ends:
-        next_arg = _core.NONE if number == _core.NONE else args[number]
-        builder.core.add_output(builder.as_value(out), out_name, next_arg)
+    ends = zip(outs, out_names, next_args, out_ranks, out_memories, strict=True)
+    found = []
+    for out, out_name, number, left_on, memory in ends:
+        next_arg, next_memory = _core.NONE, None
+        if number != _core.NONE:
+            next_arg, next_memory = args[number], arg_memories[number]
+        value = builder.result_in(builder.as_value(out), memory, next_memory)
+        if next_memory not in (None, builder.memories.get(value, "device")):
+            next_arg = _core.NONE
+        found.append((value, out_name, next_arg, left_on))
+    for value, out_name, next_arg, left_on in found:
+        builder.core.add_output(value, out_name, next_arg)
         if left_on is not None:
             builder.core.leave_output(left_on)
     builder.core.finish()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextvars
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ from jaxpp.errors import check_arrays, definition_line, here, make_error, shorte
 from jaxpp.jax_internals.arrays import broadcast_prefix
 from jaxpp.jax_internals.jaxprs import without_constants
 from jaxpp.mesh import MpmdMesh
+from jaxpp.trace.memories import is_move, run_in_device_memory
 from jaxpp.trace.written import Place, parts_p, place_of, place_on, task_p, transfer_p, whole_p
 
 __all__ = ["Program", "TaskOptions", "Transfer", "current_program"]
@@ -317,6 +319,10 @@ class Program:
 
         with self.mesh.tracing_context():
             closed = jax.make_jaxpr(flat)(*structs)
+            if any(map(is_move, closed.eqns)):
+                closed = jax.make_jaxpr(functools.partial(run_in_device_memory, closed))(
+                    *structs
+                )
         if any(isinstance(const, jax.core.Tracer) for const in closed.consts):
             raise make_error(
                 "invalid-argument",
@@ -427,7 +433,7 @@ class Program:
     def _resharding(
         self, what: str, part: Any, source: Place, place: Place
     ) -> dict[str, Any] | None:
-        if source.spec == place.spec:
+        if (source.spec, source.memory) == (place.spec, place.memory):
             return None
 
         def reshard(x: Any) -> Any:
@@ -463,7 +469,7 @@ class Program:
         for own, part in parts:
             self._check_alike(what, own, part, *parts[0])
         parts.sort(key=lambda pair: pair[0].ranks)
-        place = Place(tuple(ranks), parts[0][0].spec, parted=len(parts) > 1)
+        place = dataclasses.replace(parts[0][0], ranks=tuple(ranks), parted=len(parts) > 1)
         return self._add_parts([part for _, part in parts], place)
 
     def _check_alike(self, what: str, own: Place, part: Any, place: Place, first: Any) -> None:

@@ -20,12 +20,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
+from jax.sharding import Sharding
 
 from jaxpp.jax_internals.jaxprs import continued, drop_unused, settings_of, without_constants
 from jaxpp.jax_internals.lines import at_line_of
 from jaxpp.operations import Add
 from jaxpp.trace.boxes import Box, common_box, is_whole, row_boxes, sizes, whole_box
 from jaxpp.trace.loop import loop_p
+from jaxpp.trace.memories import is_move, move_of_one
 from jaxpp.trace.pieces import Parted, Piece
 from jaxpp.trace.rows import constant, fold, gathered_places, moved_axes, scattered_values
 from jaxpp.trace.splitting import inlined_call
@@ -124,6 +126,8 @@ class _Evaluator:
         if (made := self.place(eqn, operands)) is not None:
             return [made]
         name = eqn.primitive.name
+        if is_move(eqn):
+            return [self.moved(eqn, k, operand) for k, operand in enumerate(operands)]
         if not any(isinstance(o, Parted) for o in operands):
             if eqn.primitive is loop_p:
                 return self.loop(eqn, operands)
@@ -180,6 +184,18 @@ class _Evaluator:
         return outs
 
     # --- Equations on parts ---
+
+    def moved(self, eqn: JaxprEqn, number: int, operand: Any) -> Any:
+        """One array of a move between memories, in its pieces unless it is sharded anew."""
+        aval, one = eqn.outvars[number].aval, move_of_one(eqn, number)
+        sharded = isinstance(eqn.params["devices"][number], Sharding)
+        if isinstance(operand, Parted) and not sharded:
+            pieces = [Piece(p.box, self.bind(eqn, [p.array], **one)[0]) for p in operand.pieces]
+            return operand.of(pieces, aval)
+        (out,) = self.bind(eqn, [self.as_whole(operand)], **one)
+        if leaves := self.tags.get(id(operand)):
+            self.tag(out, leaves)
+        return out
 
     def place(self, eqn: JaxprEqn, operands: list[Any]) -> Any | None:
         """The transpose of reading rows: rows of a gradient, with zeros around them."""

@@ -15,6 +15,7 @@ from jaxpp.jax_internals.lines import user_line
 from jaxpp.trace.boxes import groups
 from jaxpp.trace.loop import loop_p
 from jaxpp.trace.marks import mark_p
+from jaxpp.trace.memories import is_move
 from jaxpp.trace.rows import Places, fold, gathered_places, moved_axes
 from jaxpp.trace.splitting import inlined_call, is_recomputation
 
@@ -197,6 +198,8 @@ class _StageFinder:
         views = [f for f in found if isinstance(f, _View | _Unknown)]
         if not views:
             return fold(eqn, found)
+        if is_move(eqn):
+            return found
         name, known = eqn.primitive.name, all(isinstance(v, _View) for v in views)
         outs = _views_after(eqn, found) if known else None
         if outs is not None and None not in outs:

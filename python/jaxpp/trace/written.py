@@ -14,7 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxpp.errors import make_error, shorten
 from jaxpp.jax_internals.jaxprs import changed_jaxpr
 from jaxpp.jax_internals.lines import user_line
-from jaxpp.mesh import MpmdMesh, MpmdSharding
+from jaxpp.mesh import MpmdMesh, MpmdSharding, memory_of
 
 __all__ = [
     "Cut",
@@ -71,11 +71,14 @@ class Place:
 
     ranks: tuple[int, ...]
     spec: PartitionSpec
+    memory: str = "device"
     parted: bool = False
 
     def of_parts(self) -> list[Place]:
         """Where its parts are: one, unless it is parted."""
-        return [Place((r,), self.spec) for r in self.ranks] if self.parted else [self]
+        if not self.parted:
+            return [self]
+        return [Place((r,), self.spec, self.memory) for r in self.ranks]
 
     def __str__(self) -> str:
         ranks = ", ".join(map(str, self.ranks))
@@ -110,8 +113,9 @@ def place_of(sharding: Any, mesh: MpmdMesh, what: str) -> Place:
             f"of several (mesh.mpmd_submesh([...]).jax_mesh), found {shorten(sharding)}",
             wrong_type=True,
         )
+    memory = memory_of(sharding, what)
     if isinstance(sharding, MpmdSharding) and sharding.mpmd_mesh == mesh:
-        return Place(tuple(sorted(sharding.mesh_ids)), sharding.spec_in_rank)
+        return Place(tuple(sorted(sharding.mesh_ids)), sharding.spec_in_rank, memory)
     ranks = _ranks_of_mesh(sharding.mesh, mesh)
     if ranks is None:
         raise make_error(
@@ -119,13 +123,19 @@ def place_of(sharding: Any, mesh: MpmdMesh, what: str) -> Place:
             f"{what}: the mesh {shorten(sharding.mesh)} does not belong to the MPMD mesh; "
             "expected mesh.unstack[i] or mesh.mpmd_submesh([...]).jax_mesh",
         )
-    return place_on(ranks, sharding.spec, mesh, what)
+    return place_on(ranks, sharding.spec, mesh, what, memory)
 
 
-def place_on(ranks: tuple[int, ...], given: PartitionSpec, mesh: MpmdMesh, what: str) -> Place:
+def place_on(
+    ranks: tuple[int, ...],
+    given: PartitionSpec,
+    mesh: MpmdMesh,
+    what: str,
+    memory: str = "device",
+) -> Place:
     spec = mesh.without_pipeline_axis(given)
     if len(ranks) == 1 or spec == given:
-        return Place(ranks, _shortest(spec))
+        return Place(ranks, _shortest(spec), memory)
     axis = mesh.mpmd_axis_name
     if given.partitions[0] not in (axis, (axis,)):
         raise make_error(
@@ -133,7 +143,7 @@ def place_on(ranks: tuple[int, ...], given: PartitionSpec, mesh: MpmdMesh, what:
             f"{what}: {given} shards over the ranks {list(ranks)}; expected {axis!r} alone, "
             "in the leading PartitionSpec axis, so that each rank has some of the rows",
         )
-    return Place(ranks, _shortest(spec), parted=True)
+    return Place(ranks, _shortest(spec), memory, parted=True)
 
 
 def _shortest(spec: PartitionSpec) -> PartitionSpec:

@@ -16,6 +16,7 @@ jpp_status_t* jpp__pjrt_buffer_from_host(jpp_client_t* base,
   args.num_byte_strides = array->byte_strides ? array->rank : 0;
   args.host_buffer_semantics = PJRT_HostBufferSemantics_kImmutableOnlyDuringCall;
   args.device = client->devices[device];
+  if (array->memory == JPP_MEMORY_PINNED_HOST) args.memory = client->pinned_host[device];
   JPP_RETURN_IF_ERROR(
       jpp__pjrt_status(client->api, client->api->PJRT_Client_BufferFromHostBuffer(&args),
                        JPP_INVALID_ARGUMENT, "copy from host"));
@@ -89,21 +90,39 @@ jpp_status_t* jpp__pjrt_buffer_to_host(jpp_client_t* base, jpp_buffer_t* buffer,
   return NULL;
 }
 
-jpp_status_t* jpp__pjrt_buffer_copy_to_device(jpp_client_t* base, jpp_buffer_t* buffer,
-                                              uint32_t device,
-                                              jpp_buffer_t** out_buffer) {
-  jpp_pjrt_client_t* client = jpp__pjrt_client(base);
+static PJRT_Error* copy_to_device(const jpp_pjrt_client_t* client, PJRT_Buffer* buffer,
+                                  uint32_t device, jpp_buffer_t** out_buffer) {
   JPP_PJRT_ARGS(Buffer_CopyToDevice, args);
-  args.buffer = (PJRT_Buffer*)buffer;
+  args.buffer = buffer;
   args.dst_device = client->devices[device];
   PJRT_Error* error = client->api->PJRT_Buffer_CopyToDevice(&args);
-  if (!error) {
-    *out_buffer = (jpp_buffer_t*)args.dst_buffer;
-    return NULL;
-  }
+  if (!error) *out_buffer = (jpp_buffer_t*)args.dst_buffer;
+  return error;
+}
+
+static PJRT_Error* copy_to_pinned_host(const jpp_pjrt_client_t* client,
+                                       PJRT_Buffer* buffer, uint32_t device,
+                                       jpp_buffer_t** out_buffer) {
+  JPP_PJRT_ARGS(Buffer_CopyToMemory, args);
+  args.buffer = buffer;
+  args.dst_memory = client->pinned_host[device];
+  PJRT_Error* error = client->api->PJRT_Buffer_CopyToMemory(&args);
+  if (!error) *out_buffer = (jpp_buffer_t*)args.dst_buffer;
+  return error;
+}
+
+jpp_status_t* jpp__pjrt_buffer_copy(jpp_client_t* base, jpp_buffer_t* buffer,
+                                    uint32_t device, jpp_memory_t memory,
+                                    jpp_buffer_t** out_buffer) {
+  jpp_pjrt_client_t* client = jpp__pjrt_client(base);
+  bool to_host = memory == JPP_MEMORY_PINNED_HOST;
+  const char* doing = to_host ? "copy to pinned_host" : "copy to device";
+  PJRT_Error* error = (to_host ? copy_to_pinned_host : copy_to_device)(
+      client, (PJRT_Buffer*)buffer, device, out_buffer);
+  if (!error) return NULL;
   jpp_status_t* status =
-      jpp__pjrt_status(client->api, error, JPP_INVALID_ARGUMENT, "copy to device");
-  jpp_status_t* donated = jpp__pjrt_buffer_check(base, buffer, "copy to device");
+      jpp__pjrt_status(client->api, error, JPP_INVALID_ARGUMENT, doing);
+  jpp_status_t* donated = jpp__pjrt_buffer_check(base, buffer, doing);
   if (!donated) return status;
   jpp_status_free(status);
   return donated;

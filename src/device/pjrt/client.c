@@ -33,7 +33,7 @@ static const jpp_client_vtable_t kPjrtVtable = {
     .execute = jpp__pjrt_execute,
     .buffer_from_host = jpp__pjrt_buffer_from_host,
     .buffer_to_host = jpp__pjrt_buffer_to_host,
-    .buffer_copy_to_device = jpp__pjrt_buffer_copy_to_device,
+    .buffer_copy = jpp__pjrt_buffer_copy,
     .buffer_destroy = jpp__pjrt_buffer_destroy,
     .buffer_ready_event = jpp__pjrt_buffer_ready_event,
     .buffer_shape = jpp__pjrt_buffer_shape,
@@ -243,6 +243,7 @@ static jpp_status_t* client_init(jpp_pjrt_client_t* client,
   JPP_RETURN_IF_ERROR(client_open(client, options));
   JPP_RETURN_IF_ERROR(client_read_platform(client));
   JPP_RETURN_IF_ERROR(client_read_devices(client));
+  JPP_RETURN_IF_ERROR(jpp__pjrt_memories_read(client));
   return jpp__pjrt_nodes_read(client, options);
 }
 
@@ -264,8 +265,9 @@ jpp_status_t* jpp_client_create_pjrt(const jpp_pjrt_options_t* options,
     pjrt_destroy(&client->base);
     return status;
   }
-  JPP_LOG(JPP_LOG_INFO, "plugin %s: platform %s, %u devices", full.plugin_path,
-          client->base.info.platform_name, client->base.info.device_count);
+  JPP_LOG(JPP_LOG_INFO, "plugin %s: platform %s, %u devices with %s", full.plugin_path,
+          client->base.info.platform_name, client->base.info.device_count,
+          client->base.info.memory_kinds);
   if (full.num_nodes > 1) {
     JPP_LOG(JPP_LOG_INFO, "plugin %s: node %u of %u, which have %u devices",
             full.plugin_path, full.node_id, full.num_nodes,

@@ -16,6 +16,7 @@ typedef struct jpp__pjrt_client {
   const PJRT_Api* api;  // the loaded plugin's; lives as long as the process
   PJRT_Client* client;
   PJRT_Device* const* devices;  // addressable; the plugin's, as long as the client
+  PJRT_Memory** pinned_host;    // [device_count] NULL for a device without it
   jpp_key_value_store_t store;  // the plugin has its address
   jpp_arena_t arena;            // names in base.info
   // Guards the external references of all buffers, which plugins list without a lock.
@@ -48,6 +49,9 @@ void jpp__pjrt_store_give(jpp_key_value_store_t* store, PJRT_Client_Create_Args*
 // JPP_UNSUPPORTED unless there are as many nodes as `options` say.
 jpp_status_t* jpp__pjrt_nodes_read(jpp_pjrt_client_t* client,
                                    const jpp_pjrt_options_t* options);
+// memory.c: reads the memories of all devices into client->base.info.
+jpp_status_t* jpp__pjrt_memories_read(jpp_pjrt_client_t* client);
+
 // client.c
 jpp_status_t* jpp__pjrt_device_description(const PJRT_Api* api, PJRT_Device* device,
                                            PJRT_DeviceDescription** out_description);
@@ -87,8 +91,9 @@ jpp_status_t* jpp__pjrt_buffer_from_host(jpp_client_t* base,
                                          jpp_buffer_t** out_buffer);
 jpp_status_t* jpp__pjrt_buffer_to_host(jpp_client_t* base, jpp_buffer_t* buffer,
                                        void* data, size_t size, jpp_event_t** out_event);
-jpp_status_t* jpp__pjrt_buffer_copy_to_device(jpp_client_t* base, jpp_buffer_t* buffer,
-                                              uint32_t device, jpp_buffer_t** out_buffer);
+jpp_status_t* jpp__pjrt_buffer_copy(jpp_client_t* base, jpp_buffer_t* buffer,
+                                    uint32_t device, jpp_memory_t memory,
+                                    jpp_buffer_t** out_buffer);
 void jpp__pjrt_buffer_destroy(jpp_client_t* base, jpp_buffer_t* buffer);
 jpp_status_t* jpp__pjrt_buffer_ready_event(jpp_client_t* base, jpp_buffer_t* buffer,
                                            jpp_event_t** out_event);

@@ -82,6 +82,7 @@ static bool take_instr(walk_t* w, uint32_t rank, const jpp_instr_t* instr) {
       crossing->received[crossing->num_received++] = w->now[rank];
       break;
     case JPP_INSTR_DELETE:
+    case JPP_INSTR_MOVE:
     case JPP_INSTR_KIND_COUNT:
       break;
   }

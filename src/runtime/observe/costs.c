@@ -74,6 +74,32 @@ static jpp_status_t* measure_tasks(const jpp_plan_t* plan, uint32_t rank,
   return NULL;
 }
 
+static void count_ends(const jpp_plan_t* plan, uint32_t rank, jpp_rank_memory_t* memory) {
+  const jpp_staged_t* staged = plan->staged;
+  for (uint32_t a = 0; a < staged->graph->num_args; ++a) {
+    if (!jpp_rank_set_has(staged->args[a].ranks, rank)) continue;
+    uint32_t value = staged->args[a].value;
+    bool host = staged->values[value].type.memory == JPP_MEMORY_PINNED_HOST;
+    uint64_t bytes = plan->value_bytes[value];
+    *(host ? &memory->host_arguments : &memory->arguments) += bytes;
+    if (!staged->graph->args[a].donated) continue;
+    *(host ? &memory->host_donated : &memory->donated) += bytes;
+  }
+  for (uint32_t o = 0; o < staged->graph->num_outputs; ++o) {
+    if (!jpp_rank_set_has(staged->outputs[o].ranks, rank)) continue;
+    uint32_t value = staged->outputs[o].value;
+    bool host = staged->values[value].type.memory == JPP_MEMORY_PINNED_HOST;
+    *(host ? &memory->host_results : &memory->results) += plan->value_bytes[value];
+  }
+}
+
+// Without arguments, and results that are not donated memory.
+static uint64_t rest_of_peak(uint64_t peak, uint64_t arguments, uint64_t results,
+                             uint64_t donated) {
+  uint64_t held = arguments + (results > donated ? results - donated : 0);
+  return peak > held ? peak - held : 0;
+}
+
 jpp_status_t* jpp_plan_rank_memory(const jpp_plan_t* plan, uint32_t rank,
                                    jpp_client_t* client,
                                    const jpp_task_executable_t* executables,
@@ -84,23 +110,13 @@ jpp_status_t* jpp_plan_rank_memory(const jpp_plan_t* plan, uint32_t rank,
     return jpp_status_make(JPP_INVALID_ARGUMENT, "rank %u: expected one below %u", rank,
                            plan->ranks);
   }
-  const jpp_staged_t* staged = plan->staged;
-  for (uint32_t a = 0; a < staged->graph->num_args; ++a) {
-    if (!jpp_rank_set_has(staged->args[a].ranks, rank)) continue;
-    uint64_t bytes = plan->value_bytes[staged->args[a].value];
-    out_memory->arguments += bytes;
-    if (staged->graph->args[a].donated) out_memory->donated += bytes;
-  }
-  for (uint32_t o = 0; o < staged->graph->num_outputs; ++o) {
-    if (!jpp_rank_set_has(staged->outputs[o].ranks, rank)) continue;
-    out_memory->results += plan->value_bytes[staged->outputs[o].value];
-  }
+  count_ends(plan, rank, out_memory);
   JPP_RETURN_IF_ERROR(measure_tasks(plan, rank, client, executables, out_memory));
-  uint64_t held = out_memory->arguments;
-  if (out_memory->results > out_memory->donated) {
-    held += out_memory->results - out_memory->donated;
-  }
-  out_memory->peak = plan->programs[rank].peak_bytes + out_memory->temporary;
-  out_memory->temporary = out_memory->peak > held ? out_memory->peak - held : 0;
+  jpp_rank_memory_t* m = out_memory;
+  m->peak = plan->programs[rank].peak_bytes + m->temporary;
+  m->temporary = rest_of_peak(m->peak, m->arguments, m->results, m->donated);
+  m->host_peak = plan->programs[rank].peak_host_bytes;
+  m->host_temporary =
+      rest_of_peak(m->host_peak, m->host_arguments, m->host_results, m->host_donated);
   return NULL;
 }

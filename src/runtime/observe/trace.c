@@ -99,6 +99,7 @@ static void number_messages(jpp_actor_t* actor) {
         break;
       case JPP_INSTR_RUN:
       case JPP_INSTR_DELETE:
+      case JPP_INSTR_MOVE:
       case JPP_INSTR_KIND_COUNT:
         break;
     }
@@ -237,6 +238,8 @@ static int64_t end_of_results(const walk_t* walk, const jpp_actor_instr_t* instr
       return walk->runs[instr->run].end;
     case JPP_INSTR_RECV:
       return starts ? *message_end(walk, instr) : 0;
+    case JPP_INSTR_MOVE:
+      return walk->register_ends[instr->operands[0]];
     case JPP_INSTR_SEND:
     case JPP_INSTR_DELETE:
     case JPP_INSTR_KIND_COUNT:
@@ -245,9 +248,9 @@ static int64_t end_of_results(const walk_t* walk, const jpp_actor_instr_t* instr
   return 0;
 }
 
-// Follows an actor's registers through its program. A message is there when the run that
-// made it has ended; the copy's own time is not measured. Messages are filled in on the
-// first walk over all actors (`starts` false), and taken on the second.
+// Follows an actor's registers through its program. A message or a moved value is there
+// when the run that made it has ended; the copy's own time is not measured. Messages are
+// filled in on the first walk over all actors (`starts` false), and taken on the second.
 static void follow_registers(const walk_t* walk, bool starts) {
   const jpp_actor_t* actor = walk->actor;
   int64_t* ends = walk->register_ends;

@@ -2,34 +2,63 @@
 // registers that it uses, so that a step looks nothing up.
 #include "runtime/step/state.h"
 
+static jpp_memory_t memory_of_input(const jpp_runtime_t* runtime,
+                                    const jpp_program_input_t* input) {
+  const jpp_graph_t* graph = runtime->plan->staged->graph;
+  return graph->values[graph->args[input->arg].value].type.memory;
+}
+
+// `memories` are [num_registers], those that the registers are in.
+static void place_inputs(const jpp_actor_t* actor, jpp_memory_t* memories) {
+  const jpp_program_t* program = actor->program;
+  for (uint32_t i = 0; i < program->num_inputs; ++i) {
+    const jpp_program_input_t* input = &program->inputs[i];
+    memories[input->reg] = memory_of_input(actor->runtime, input);
+  }
+}
+
+static void place_results(const jpp_program_t* program, const jpp_instr_t* instr,
+                          jpp_memory_t* memories) {
+  bool move = instr->kind == JPP_INSTR_MOVE;
+  const uint32_t* results = program->operands + instr->first_operand + instr->num_args;
+  for (uint32_t k = 0; k < instr->num_results; ++k) {
+    memories[results[k]] = move ? (jpp_memory_t)instr->target : JPP_MEMORY_DEVICE;
+  }
+}
+
+// The bytes of an operand in the memory of each device.
 static uint64_t operand_bytes(const jpp_actor_t* actor, const jpp_instr_t* instr,
-                              uint32_t index) {
+                              const jpp_memory_t* memories, uint32_t index) {
   const jpp_program_t* program = actor->program;
   uint32_t value = program->operand_values[instr->first_value + index];
-  return actor->runtime->plan->value_bytes[value];
+  uint32_t reg = program->operands[instr->first_operand + index];
+  bool device = memories[reg] == JPP_MEMORY_DEVICE;
+  return device ? actor->runtime->plan->value_bytes[value] : 0;
 }
 
 // The memory of a donated arg lives on in a result, so it counts once.
-static int64_t live_bytes_added(const jpp_actor_t* actor, const jpp_instr_t* instr) {
+static int64_t live_bytes_added(const jpp_actor_t* actor, const jpp_instr_t* instr,
+                                const jpp_memory_t* memories) {
   const jpp_task_call_t* call = NULL;
   uint64_t more = 0, less = 0;
   for (uint32_t i = 0; i < instr->num_results; ++i) {
-    more += operand_bytes(actor, instr, instr->num_args + i);
+    more += operand_bytes(actor, instr, memories, instr->num_args + i);
   }
   switch ((jpp_instr_kind_t)instr->kind) {
     case JPP_INSTR_RUN:
       call = &actor->runtime->calls[instr->target];
       for (uint32_t i = 0; i < call->num_donated; ++i) {
-        less += operand_bytes(actor, instr, call->donated[i]);
+        less += operand_bytes(actor, instr, memories, call->donated[i]);
       }
       break;
     case JPP_INSTR_DELETE:
       for (uint32_t i = 0; i < instr->num_args; ++i) {
-        less += operand_bytes(actor, instr, i);
+        less += operand_bytes(actor, instr, memories, i);
       }
       break;
     case JPP_INSTR_SEND:
     case JPP_INSTR_RECV:
+    case JPP_INSTR_MOVE:
     case JPP_INSTR_KIND_COUNT:
       break;
   }
@@ -66,14 +95,15 @@ uint64_t jpp__plan_message_tag(const jpp_plan_t* plan, const jpp_program_t* prog
   return (uint64_t)value << 32 | instr->microbatch;
 }
 
-static jpp_actor_instr_t resolve_instr(const jpp_actor_t* actor, uint32_t source) {
+static jpp_actor_instr_t resolve_instr(const jpp_actor_t* actor, uint32_t source,
+                                       const jpp_memory_t* memories) {
   const jpp_instr_t* instr = &actor->program->instrs[source];
   jpp_actor_instr_t made = {.kind = instr->kind,
                             .num_args = instr->num_args,
                             .num_results = instr->num_results,
                             .source = source,
                             .operands = actor->program->operands + instr->first_operand,
-                            .live_bytes = live_bytes_added(actor, instr)};
+                            .live_bytes = live_bytes_added(actor, instr, memories)};
   switch ((jpp_instr_kind_t)instr->kind) {
     case JPP_INSTR_RUN:
       made.call = &actor->runtime->calls[instr->target];
@@ -83,6 +113,9 @@ static jpp_actor_instr_t resolve_instr(const jpp_actor_t* actor, uint32_t source
     case JPP_INSTR_RECV:
       made.link = &actor->runtime->links[instr->target];
       made.tag = jpp__plan_message_tag(actor->runtime->plan, actor->program, instr);
+      break;
+    case JPP_INSTR_MOVE:
+      made.memory = (jpp_memory_t)instr->target;
       break;
     case JPP_INSTR_DELETE:
     case JPP_INSTR_KIND_COUNT:
@@ -132,7 +165,8 @@ static jpp_status_t* find_moves(jpp_actor_t* actor, jpp_actor_instr_t* instrs) {
 // --- Instructions ---------------------------------------------------------------------
 
 // Every executable is asked once for its number of results, at the task's first run.
-static jpp_status_t* resolve_instrs(jpp_actor_t* actor, bool* checked) {
+static jpp_status_t* resolve_instrs(jpp_actor_t* actor, bool* checked,
+                                    jpp_memory_t* memories) {
   const jpp_program_t* program = actor->program;
   jpp_actor_instr_t* instrs = NULL;
   JPP_RETURN_IF_ERROR(
@@ -140,12 +174,13 @@ static jpp_status_t* resolve_instrs(jpp_actor_t* actor, bool* checked) {
   for (uint32_t i = 0; i < program->num_instrs; ++i) {
     const jpp_instr_t* instr = &program->instrs[i];
     bool run = instr->kind == JPP_INSTR_RUN;
+    place_results(program, instr, memories);
     if (run && !checked[instr->target]) {
       JPP_RETURN_IF_ERROR_IN(check_result_count(actor, instr), "rank %u", program->rank);
       checked[instr->target] = true;
     }
     if (run && !actor->runtime->calls[instr->target].executable) continue;
-    instrs[actor->num_instrs++] = resolve_instr(actor, i);
+    instrs[actor->num_instrs++] = resolve_instr(actor, i, memories);
     if (run) ++actor->num_runs;
   }
   actor->instrs = instrs;
@@ -199,14 +234,16 @@ jpp_status_t* jpp__actor_allocate_step(const jpp_actor_t* actor, jpp_actor_step_
 
 // --- What the end of a step must know -------------------------------------------------
 
-// The event of a run covers all its results. A value that was received, or that is copied
-// at the end, needs an event of its own.
-static jpp_status_t* find_output_events(jpp_actor_t* actor) {
+// The event of a run covers all its results. A value that was received or moved, or that
+// is copied at the end, needs an event of its own.
+static jpp_status_t* find_outputs(jpp_actor_t* actor) {
   const jpp_program_t* program = actor->program;
   bool* needs_event = NULL;
   bool* by_run = NULL;
-  JPP_RETURN_IF_ERROR(
-      JPP_ARENA_ARRAY(&actor->runtime->arena, program->num_outputs, &needs_event));
+  jpp_memory_t* memories = NULL;
+  jpp_arena_t* arena = &actor->runtime->arena;
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(arena, program->num_outputs, &needs_event));
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(arena, program->num_outputs, &memories));
   JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(program->num_registers, &by_run));
   for (uint32_t i = 0; i < actor->num_instrs; ++i) {
     const jpp_actor_instr_t* instr = &actor->instrs[i];
@@ -215,9 +252,13 @@ static jpp_status_t* find_output_events(jpp_actor_t* actor) {
     }
   }
   for (uint32_t i = 0; i < program->num_outputs; ++i) {
+    const jpp_staged_t* staged = actor->runtime->plan->staged;
+    uint32_t value = staged->outputs[program->outputs[i].output].value;
     needs_event[i] = program->outputs[i].copy || !by_run[program->outputs[i].reg];
+    memories[i] = staged->values[value].type.memory;
   }
   actor->output_needs_event = needs_event;
+  actor->output_memories = memories;
   jpp_free(by_run);
   return NULL;
 }
@@ -235,17 +276,22 @@ jpp_status_t* jpp__actor_resolve(jpp_runtime_t* runtime, uint32_t rank) {
   actor->program =
       jpp__runtime_has_rank(runtime, rank) ? &runtime->plan->programs[rank] : &kNoProgram;
   bool* checked = NULL;
+  jpp_memory_t* memories = NULL;
   JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(runtime->plan->staged->num_tasks, &checked));
-  jpp_status_t* status = resolve_instrs(actor, checked);
+  jpp_status_t* status = JPP_ALLOC_ARRAY(actor->program->num_registers, &memories);
+  if (!status) place_inputs(actor, memories);
+  if (!status) status = resolve_instrs(actor, checked, memories);
+  jpp_free(memories);
   jpp_free(checked);
   if (!status) status = allocate_actor(actor);
-  if (!status) status = find_output_events(actor);
+  if (!status) status = find_outputs(actor);
   if (!status) {
     const jpp_program_t* program = actor->program;
     const jpp_plan_t* plan = actor->runtime->plan;
     actor->given_bytes = program->reserved_bytes;
     for (uint32_t i = 0; i < program->num_inputs; ++i) {
       uint32_t arg = program->inputs[i].arg;
+      if (memory_of_input(runtime, &program->inputs[i]) != JPP_MEMORY_DEVICE) continue;
       actor->given_bytes += plan->value_bytes[plan->staged->graph->args[arg].value];
     }
     if (program->num_constants) {  // all loop indices have the same type

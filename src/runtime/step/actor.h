@@ -45,9 +45,11 @@ typedef struct jpp_actor_instr {
   const jpp_task_call_t* call;
   jpp_link_t* link;
   jpp_deadline_wait_t* wait;  // SEND, RECV: for another process; else NULL
+  jpp_memory_t memory;        // MOVE: of the result
   bool moves;          // SEND: the receiver gets the buffers themselves, not copies
   uint64_t tag;        // SEND, RECV: value << 32 | microbatch
-  int64_t live_bytes;  // what the instruction adds to the live bytes of each device
+  int64_t live_bytes;  // what the instruction adds to the live bytes in the memory of
+                       // each device
 } jpp_actor_instr_t;
 
 // The state that an actor keeps for one step until it is done; each step in flight has
@@ -72,12 +74,13 @@ typedef struct jpp_actor {
   uint32_t num_instrs, num_runs;
   jpp_actor_instr_t* instrs;  // the program's, less runs of tasks without ops
   jpp_buffer_t** regs;
-  jpp_buffer_t** constants;        // owned for the lifetime of the runtime
-  jpp_buffer_t*** args;            // [devices_per_rank], rows for jpp_execute_t
-  jpp_buffer_t*** results;         // [devices_per_rank]
-  void** message;                  // [devices_per_rank]
-  const bool* output_needs_event;  // [num_outputs] no run's event covers it
-  uint64_t given_bytes;            // inputs, constants and receive slots
+  jpp_buffer_t** constants;             // owned for the lifetime of the runtime
+  jpp_buffer_t*** args;                 // [devices_per_rank], rows for jpp_execute_t
+  jpp_buffer_t*** results;              // [devices_per_rank]
+  void** message;                       // [devices_per_rank]
+  const bool* output_needs_event;       // [num_outputs] no run's event covers it
+  const jpp_memory_t* output_memories;  // [num_outputs]
+  uint64_t given_bytes;  // inputs, constants and receive slots, in device memory
 
   jpp_flight_row_t* flight;  // NULL: nothing is recorded
 

@@ -190,6 +190,7 @@ static jpp_status_t* promise_results(const jpp_runtime_t* runtime, jpp_step_t* s
                                  .ranks = runtime->holders[o].ranks};
     const jpp_staged_t* staged = runtime->plan->staged;
     uint32_t value = staged->outputs[o].value;
+    layout.memory = staged->values[value].type.memory;
     jpp_array_type_t type = {.dtype = staged->values[value].type.dtype,
                              .ndim = staged->values[value].type.ndim,
                              .dims = staged->values[value].type.dims,

@@ -70,6 +70,11 @@ void jpp__failure_describe_instr(const jpp_plan_t* plan, uint32_t rank, uint32_t
     case JPP_INSTR_RECV:
       describe_transfer(plan, program, at, microbatch, text);
       return;
+    case JPP_INSTR_MOVE:
+      snprintf(text, kJppPlaceSize, "rank %u, instruction %u, move of %%%u%s to %s", rank,
+               at, program->operand_values[instr->first_value], microbatch,
+               jpp_memory_name((jpp_memory_t)instr->target));
+      return;
     case JPP_INSTR_DELETE:
       snprintf(text, kJppPlaceSize, "rank %u, instruction %u, delete", rank, at);
       return;

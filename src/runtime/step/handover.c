@@ -57,28 +57,37 @@ static void take_inputs(jpp_runtime_t* runtime, const jpp_step_t* step, uint32_t
   }
 }
 
-// Copies an argument from the same rank or, if it is not there, from its first rank.
+static jpp_memory_t memory_of_arg(const jpp_runtime_t* runtime, uint32_t arg) {
+  const jpp_graph_t* graph = runtime->plan->staged->graph;
+  return graph->values[graph->args[arg].value].type.memory;
+}
+
+// Copies an argument from the same rank or, if it is not there, from its first rank, to
+// the memory that the plan has it in.
 static jpp_status_t* copy_input(jpp_runtime_t* runtime, const jpp_step_t* step,
                                 uint32_t rank, uint32_t input) {
   const jpp_actor_t* actor = &runtime->actors[rank];
-  const jpp_array_t* array = step->args[actor->program->inputs[input].arg];
+  uint32_t arg = actor->program->inputs[input].arg;
+  const jpp_array_t* array = step->args[arg];
+  jpp_memory_t memory = memory_of_arg(runtime, arg);
   jpp_buffer_t** shards = jpp__array_at(array, rank);
   if (!shards) shards = array->buffers;
   jpp_buffer_t** copies = shards_of_input(runtime, step, rank, input);
   for (uint32_t d = 0; d < runtime->devices_per_rank; ++d) {
-    JPP_RETURN_IF_ERROR(jpp_client_buffer_copy_to_device(runtime->client, shards[d],
-                                                         actor->devices[d], &copies[d]));
+    JPP_RETURN_IF_ERROR(jpp_client_buffer_copy_to_memory(
+        runtime->client, shards[d], actor->devices[d], memory, &copies[d]));
   }
   return NULL;
 }
 
-// Under the lock: whether the step needs a copy, because the argument is on another rank,
-// or because the step may write to it while another reader holds it. No further reader
-// can come: a donated array is already marked as deleted.
-static bool needs_copy(const jpp_step_t* step, const jpp_program_input_t* input,
-                       uint32_t rank) {
+// Under the lock: whether the step needs a copy, because the argument is on another rank
+// or in another memory, or because the step may write to it while another reader holds
+// it. No further reader can come: a donated array is already marked as deleted.
+static bool needs_copy(const jpp_runtime_t* runtime, const jpp_step_t* step,
+                       const jpp_program_input_t* input, uint32_t rank) {
   const jpp_array_t* array = step->args[input->arg];
   return !jpp__array_at(array, rank) ||
+         array->layout.memory != memory_of_arg(runtime, input->arg) ||
          (input->owned && jpp__array_is_shared(array, rank));
 }
 
@@ -86,7 +95,7 @@ static void mark_copies(jpp_runtime_t* runtime, const jpp_step_t* step) {
   for (uint32_t r = 0; r < runtime->plan->ranks; ++r) {
     const jpp_program_t* program = runtime->actors[r].program;
     for (uint32_t i = 0; i < program->num_inputs; ++i) {
-      step->actors[r].is_copy[i] = needs_copy(step, &program->inputs[i], r);
+      step->actors[r].is_copy[i] = needs_copy(runtime, step, &program->inputs[i], r);
     }
   }
 }

@@ -142,6 +142,20 @@ static jpp_status_t* try_recv(jpp_actor_t* actor, const jpp_actor_instr_t* instr
   return jpp__failure_mismatch(actor, instr, message.tag);
 }
 
+// --- MOVE -----------------------------------------------------------------------------
+
+static jpp_status_t* issue_move(const jpp_actor_t* actor,
+                                const jpp_actor_instr_t* instr) {
+  uint32_t devices = actor->runtime->devices_per_rank;
+  jpp_buffer_t** from = actor->regs + (size_t)instr->operands[0] * devices;
+  jpp_buffer_t** to = actor->regs + (size_t)instr->operands[1] * devices;
+  for (uint32_t d = 0; d < devices; ++d) {
+    JPP_RETURN_IF_ERROR(jpp_client_buffer_copy_to_memory(
+        actor->runtime->client, from[d], actor->devices[d], instr->memory, &to[d]));
+  }
+  return NULL;
+}
+
 // --- The end of the program -----------------------------------------------------------
 
 // Ready events of the outputs that no run's event covers.
@@ -163,8 +177,9 @@ static jpp_status_t* finish_output(const jpp_actor_t* actor, uint32_t output) {
     uint32_t devices = actor->runtime->devices_per_rank;
     size_t from = (size_t)actor->program->outputs[output].reg * devices;
     for (uint32_t d = 0; d < devices; ++d) {
-      JPP_RETURN_IF_ERROR(jpp_client_buffer_copy_to_device(
+      JPP_RETURN_IF_ERROR(jpp_client_buffer_copy_to_memory(
           actor->runtime->client, actor->regs[from + d], actor->devices[d],
+          actor->output_memories[output],
           &actor->step->outputs[(size_t)output * devices + d]));
     }
   }
@@ -188,6 +203,9 @@ static jpp_status_t* issue_instr(jpp_actor_t* actor, const jpp_actor_instr_t* in
         destroy_register(actor, instr->operands[i]);
       }
       break;
+    case JPP_INSTR_MOVE:
+      *out_done = true;
+      return issue_move(actor, instr);
     case JPP_INSTR_KIND_COUNT:
       break;
   }

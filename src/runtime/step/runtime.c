@@ -43,6 +43,23 @@ static jpp_status_t* check_runtime_options(const jpp_runtime_options_t* options)
   return NULL;
 }
 
+// Names the first value in a memory that the devices lack.
+static jpp_status_t* check_memories(const jpp_runtime_options_t* options) {
+  const jpp_graph_t* graph = options->plan->staged->graph;
+  for (uint32_t v = 0; v < graph->num_values; ++v) {
+    const jpp_value_t* value = &graph->values[v];
+    if (value->type.memory == JPP_MEMORY_DEVICE) continue;
+    const char* where = value->name ? value->name : "?";
+    if (value->producer != JPP_NONE) {
+      const jpp_op_t* op = &graph->ops[value->producer];
+      where = op->where ? op->where : op->name;
+    }
+    JPP_RETURN_IF_ERROR_IN(jpp_client_check_memory(options->client, value->type.memory),
+                           "value %%%u (%s)", v, where);
+  }
+  return NULL;
+}
+
 static jpp_status_t* copy_devices(jpp_runtime_t* runtime,
                                   const jpp_runtime_options_t* options) {
   uint32_t per_rank = options->devices_per_rank, ranks = runtime->plan->ranks;
@@ -232,6 +249,7 @@ static jpp_status_t* find_holders(jpp_runtime_t* runtime) {
 static jpp_status_t* create_runtime(jpp_runtime_t* runtime,
                                     const jpp_runtime_options_t* options) {
   uint32_t ranks = options->plan->ranks;
+  JPP_RETURN_IF_ERROR(check_memories(options));
   JPP_RETURN_IF_ERROR(copy_devices(runtime, options));
   JPP_RETURN_IF_ERROR(copy_processes(runtime, options));
   JPP_RETURN_IF_ERROR(resolve_calls(runtime, options));

@@ -36,7 +36,8 @@ static jpp_status_t* list_wanted(const jpp_runtime_t* runtime, uint32_t arg,
                            .devices_per_rank = per_rank,
                            .blocks = lists->blocks,
                            .donated = runtime->params.donated[arg],
-                           .can_move = true};
+                           .can_move = true,
+                           .memory = type->memory};
   for (uint32_t r = 0; r < ranks; ++r) {
     if (!jpp_rank_set_has(placed->ranks, r)) continue;
     lists->is_local[wanted->num_ranks] = jpp__runtime_has_rank(runtime, r);

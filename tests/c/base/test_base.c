@@ -8,6 +8,7 @@
 #include "base/utf8.h"
 #include "base/vec.h"
 #include "jaxpp/dtype.h"
+#include "jaxpp/memory.h"
 #include "jaxpp/version.h"
 #include "test_util.h"
 
@@ -138,6 +139,17 @@ static void test_str_quotes_and_reports_lost_memory(void** state) {
   jpp_str_append(&str, "too");
   ASSERT_FAILS(jpp_str_finish(&str, &text), JPP_OUT_OF_MEMORY, "host memory");
   assert_null(text);
+}
+
+static void test_memory_names_round_trip(void** state) {
+  (void)state;
+  for (int i = 0; i < JPP_MEMORY_COUNT; ++i) {
+    const char* name = jpp_memory_name((jpp_memory_t)i);
+    assert_int_equal(jpp_memory_parse(name, (uint32_t)strlen(name)), i);
+  }
+  assert_int_equal(jpp_memory_parse("unpinned_host", 13), JPP_MEMORY_COUNT);
+  assert_int_equal(jpp_memory_parse("pinned_host ", 12), JPP_MEMORY_COUNT);
+  assert_null(jpp_memory_name(JPP_MEMORY_COUNT));
 }
 
 static void test_dtype_names_round_trip(void** state) {
@@ -331,6 +343,7 @@ int main(void) {
       cmocka_unit_test(test_arena_memory_is_zeroed_aligned_and_apart),
       cmocka_unit_test(test_vec_grows_and_keeps_its_elements),
       cmocka_unit_test(test_str_quotes_and_reports_lost_memory),
+      cmocka_unit_test(test_memory_names_round_trip),
       cmocka_unit_test(test_dtype_names_round_trip),
       cmocka_unit_test(test_small_types_are_packed_on_a_device),
       cmocka_unit_test(test_utf8_is_told_from_other_bytes),

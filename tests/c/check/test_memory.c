@@ -164,8 +164,52 @@ static void test_a_rank_that_is_none_has_no_curve(void** state) {
   plan_free(&planned);
 }
 
+static void test_pinned_host_has_limits_of_its_own(void** state) {
+  (void)state;
+  planned_t planned;
+  ASSERT_OK(plan_file("host", NULL, &planned));
+  const jpp_check_actor_t* actors = planned.report->actors;
+  uint64_t bytes[] = {actors[0].peak_host_bytes, actors[1].peak_host_bytes};
+  jpp_memory_limits_t limits = {.bytes = bytes};
+  assert_true(bytes[0] && bytes[1]);
+  ASSERT_OK(jpp_check_host_limit(planned.report, &limits));
+  bytes[1] -= 4;
+  ASSERT_FAILS(jpp_check_host_limit(planned.report, &limits), JPP_OUT_OF_MEMORY,
+               "memory limit: rank 1: expected at most 508 bytes in pinned_host for each "
+               "device, found a peak of 512, 4 over");
+  static const uint32_t kShared[] = {0, 0};
+  limits.devices = kShared;
+  bytes[0] = actors[0].peak_host_bytes + actors[1].peak_host_bytes;
+  ASSERT_OK(jpp_check_host_limit(planned.report, &limits));
+  --bytes[0];
+  ASSERT_FAILS(jpp_check_host_limit(planned.report, &limits), JPP_OUT_OF_MEMORY,
+               "rank 0 and others on its devices");
+  plan_free(&planned);
+}
+
+// The curve has the peak of pinned host memory, and moves are within it.
+static void test_the_curve_has_pinned_host(void** state) {
+  (void)state;
+  planned_t planned;
+  ASSERT_OK(plan_file("host", NULL, &planned));
+  for (uint32_t r = 0; r < 2; ++r) {
+    uint32_t count = planned.plan->programs[r].num_instrs + 1;
+    jpp_memory_point_t* points = calloc(count, sizeof(*points));
+    uint64_t most = 0;
+    ASSERT_OK(jpp_check_memory_curve(planned.plan, r, count, points));
+    for (uint32_t i = 0; i < count; ++i) {
+      if (points[i].host_bytes > most) most = points[i].host_bytes;
+    }
+    assert_int_equal(most, planned.report->actors[r].peak_host_bytes);
+    free(points);
+  }
+  plan_free(&planned);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_pinned_host_has_limits_of_its_own),
+      cmocka_unit_test(test_the_curve_has_pinned_host),
       cmocka_unit_test(test_curves_reach_the_peak),
       cmocka_unit_test(test_updated_weights_are_weights),
       cmocka_unit_test(test_casts_of_weights_are_weights),

@@ -142,11 +142,29 @@ static void change_peak(draft_t* d, jpp_program_t* p) {
   p->peak_bytes += pick(2) ? 4 : -4;
 }
 
+static void change_host_peak(draft_t* d, jpp_program_t* p) {
+  (void)d;
+  p->peak_host_bytes += pick(2) || !p->peak_host_bytes ? 4 : -4;
+}
+
+// A run or a send reads what is in another memory, or an output is left there.
+static void change_memory(draft_t* d, jpp_program_t* p) {
+  (void)d;
+  uint32_t first = pick(p->num_instrs);
+  for (uint32_t i = 0; i < p->num_instrs; ++i) {
+    jpp_instr_t* instr = instr_of(p, (first + i) % p->num_instrs);
+    if (instr->kind != JPP_INSTR_MOVE) continue;
+    instr->target = pick(JPP_MEMORY_COUNT + 1);
+    return;
+  }
+}
+
 typedef void (*mutation_t)(draft_t* draft, jpp_program_t* program);
 static const mutation_t kMutations[] = {
-    drop_instr,     repeat_instr,      swap_instrs,    swap_alike,   change_register,
-    change_value,   change_target,     change_counts,  change_given, change_output,
-    change_channel, change_microbatch, change_binding, change_peak,
+    drop_instr,      repeat_instr,  swap_instrs,      swap_alike,
+    change_register, change_value,  change_target,    change_counts,
+    change_given,    change_output, change_channel,   change_microbatch,
+    change_binding,  change_peak,   change_host_peak, change_memory,
 };
 enum { kMutationCount = sizeof(kMutations) / sizeof(*kMutations) };
 
@@ -191,6 +209,7 @@ static void mutate(const char* name, const plan_options_t* options, uint32_t tim
 static void test_damaged_programs_are_refused_or_right(void** state) {
   (void)state;
   for (uint32_t i = 0; kGraphs[i]; ++i) mutate(kGraphs[i], NULL, 600);
+  mutate("host", NULL, 3000);
   mutate("mlp4", &(plan_options_t){.schedule = "zb-h1"}, 600);
   mutate("interleaved", &(plan_options_t){.schedule = "dualpipe-v", .slots = 1}, 600);
   mutate("mlp4", &(plan_options_t){.schedule = "eager-1f1b", .slots = 1}, 600);

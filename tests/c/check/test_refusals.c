@@ -86,6 +86,59 @@ static void test_a_use_behind_the_delete_is_refused(void** state) {
   fixture_free(&f);
 }
 
+static void test_what_is_in_another_memory_is_not_run(void** state) {
+  (void)state;
+  fixture_t f = fixture_create("host", NULL);
+  jpp_program_t* p = &f.draft.programs[0];
+  jpp_instr_t* move = nth(&f, 0, JPP_INSTR_MOVE, 0);
+  // The run reads the weights where they are between steps.
+  uint32_t home = p->operands[move->first_operand];
+  drop(&f, 0, move);
+  drop(&f, 0, move);  // the deletion of the weights
+  jpp_instr_t* run = nth(&f, 0, JPP_INSTR_RUN, 1);
+  ((uint32_t*)p->operands)[run->first_operand + 2] = home;
+  assert_refused(&f,
+                 "run of fwd_0, microbatch 0: arg 2: expected %0 (f32[8,8]) in device, "
+                 "found it in pinned_host");
+  fixture_free(&f);
+}
+
+static void test_outputs_are_left_in_their_memory(void** state) {
+  (void)state;
+  fixture_t f = fixture_create("host", NULL);
+  jpp_program_t* p = &f.draft.programs[1];
+  jpp_instr_t* move = nth(&f, 1, JPP_INSTR_MOVE, 1);
+  jpp_program_output_t* outputs = (jpp_program_output_t*)p->outputs;
+  outputs[1].reg = outputs[2].reg = p->operands[move->first_operand];
+  drop(&f, 1, move + 1);
+  drop(&f, 1, move);
+  assert_refused(&f,
+                 "output 3: expected %27 (f32[8,8]) in pinned_host, found it in device");
+  fixture_free(&f);
+}
+
+static void test_a_move_is_to_another_memory(void** state) {
+  (void)state;
+  fixture_t f = fixture_create("host", NULL);
+  jpp_instr_t* move = nth(&f, 0, JPP_INSTR_MOVE, 0);
+  move->target = JPP_MEMORY_PINNED_HOST;
+  assert_refused(&f, "move of %0 (f32[8,8]) to pinned_host: memory 1 is neither");
+  move->target = JPP_MEMORY_COUNT;
+  assert_refused(&f, "move of %0 (f32[8,8]) to an unknown memory: memory 2 is neither");
+  move->target = JPP_MEMORY_DEVICE;
+  move->num_results = 0;
+  assert_refused(&f, "expected one arg and one result, found 1 and 0");
+  fixture_free(&f);
+}
+
+static void test_the_peak_of_each_memory_is_proved(void** state) {
+  (void)state;
+  fixture_t f = fixture_create("host", NULL);
+  f.draft.programs[1].peak_host_bytes -= 4;
+  assert_refused(&f, "rank 1: peak of 512 bytes in pinned_host; the plan says 508");
+  fixture_free(&f);
+}
+
 static void test_a_delete_of_nothing_is_refused(void** state) {
   (void)state;
   fixture_t f = fixture_create("mlp2", NULL);
@@ -218,6 +271,10 @@ int main(void) {
       cmocka_unit_test(test_messages_in_another_order_are_named),
       cmocka_unit_test(test_a_dropped_delete_is_a_leak),
       cmocka_unit_test(test_a_use_behind_the_delete_is_refused),
+      cmocka_unit_test(test_what_is_in_another_memory_is_not_run),
+      cmocka_unit_test(test_outputs_are_left_in_their_memory),
+      cmocka_unit_test(test_a_move_is_to_another_memory),
+      cmocka_unit_test(test_the_peak_of_each_memory_is_proved),
       cmocka_unit_test(test_a_delete_of_nothing_is_refused),
       cmocka_unit_test(test_lists_end_within_the_program),
       cmocka_unit_test(test_a_run_out_of_turn_sums_out_of_order),

@@ -193,6 +193,61 @@ static void test_copy_crosses_devices_and_outlives_its_source(void** state) {
   jpp_client_buffer_destroy(client, buffer);
 }
 
+static void test_copies_cross_memories(void** state) {
+  jpp_client_t* client = client_of(state);
+  const jpp_client_info_t* info = jpp_client_info(client);
+  if (!(info->memories & 1u << JPP_MEMORY_PINNED_HOST)) skip();
+  assert_non_null(strstr(info->memory_kinds, "pinned_host"));
+  jpp_executable_t* add = test_compile(client, TEST_ADD);
+  jpp_buffer_t* a = test_upload(client, 0, 7);
+  const jpp_memory_t memories[] = {JPP_MEMORY_PINNED_HOST, JPP_MEMORY_PINNED_HOST,
+                                   JPP_MEMORY_DEVICE,      JPP_MEMORY_DEVICE,
+                                   JPP_MEMORY_PINNED_HOST, JPP_MEMORY_DEVICE};
+  for (size_t i = 0; i < sizeof(memories) / sizeof(*memories); ++i) {
+    // Also to another device and back.
+    uint32_t device = i == 4 ? test_device(client, 1) : 0;
+    jpp_buffer_t* copy = NULL;
+    ASSERT_OK(jpp_client_buffer_copy_to_memory(client, a, device, memories[i], &copy));
+    jpp_client_buffer_destroy(client, a);
+    a = copy;
+    test_expect(client, a, 7, 1);
+    jpp_buffer_shape_t shape;
+    ASSERT_OK(jpp_client_buffer_shape(client, a, &shape));
+    assert_int_equal(shape.dims[0], 4);
+  }
+  jpp_buffer_t* sum = NULL;
+  ASSERT_OK(test_execute(client, add, a, a, &sum));
+  test_expect(client, sum, 14, 2);
+  jpp_client_buffer_destroy(client, a);
+  jpp_client_buffer_destroy(client, sum);
+  jpp_client_executable_destroy(client, add);
+}
+
+static void test_uploads_to_pinned_host(void** state) {
+  jpp_client_t* client = client_of(state);
+  if (!(jpp_client_info(client)->memories & 1u << JPP_MEMORY_PINNED_HOST)) skip();
+  const float data[4] = {3, 4, 5, 6};
+  const int64_t dims[1] = {4};
+  jpp_host_array_t array = {.struct_size = sizeof(array),
+                            .data = data,
+                            .dtype = JPP_DTYPE_F32,
+                            .rank = 1,
+                            .dims = dims,
+                            .memory = JPP_MEMORY_PINNED_HOST};
+  jpp_buffer_t *buffer = NULL, *copy = NULL;
+  uint32_t device = test_device(client, 1);
+  ASSERT_OK(jpp_client_buffer_from_host(client, &array, device, &buffer));
+  test_expect(client, buffer, 3, 1);
+  ASSERT_OK(jpp_client_buffer_copy_to_device(client, buffer, device, &copy));
+  jpp_client_buffer_destroy(client, buffer);
+  test_expect(client, copy, 3, 1);
+  jpp_client_buffer_destroy(client, copy);
+  array.memory = JPP_MEMORY_COUNT;
+  ASSERT_FAILS(jpp_client_buffer_from_host(client, &array, 0, &buffer),
+               JPP_INVALID_ARGUMENT, "memory 2 is not in memory.h");
+  assert_null(buffer);
+}
+
 static void test_wrong_argument_count_is_refused(void** state) {
   jpp_client_t* client = client_of(state);
   jpp_executable_t* add = test_compile(client, TEST_ADD);
@@ -444,6 +499,8 @@ int main(int argc, char** argv) {
       ON_CLIENT(test_donated_buffer_is_gone_but_still_to_destroy),
       ON_CLIENT(test_donation_of_one_buffer_twice_is_refused),
       ON_CLIENT(test_copy_crosses_devices_and_outlives_its_source),
+      ON_CLIENT(test_copies_cross_memories),
+      ON_CLIENT(test_uploads_to_pinned_host),
       ON_CLIENT(test_wrong_argument_count_is_refused),
       ON_CLIENT(test_broken_program_does_not_compile),
       ON_CLIENT(test_ready_event_becomes_ready),

@@ -76,6 +76,53 @@ static void test_accounts_are_exact(void** state) {
   jpp_client_destroy(client);
 }
 
+static void test_memories_have_accounts_of_their_own(void** state) {
+  (void)state;
+  jpp_client_t* client = create(2);
+  jpp_executable_t* add = test_compile(client, TEST_ADD);
+  jpp_buffer_t* a = test_upload(client, 0, 1);
+  jpp_buffer_t *host = NULL, *there = NULL, *sum = NULL;
+  const jpp_memory_t pinned = JPP_MEMORY_PINNED_HOST;
+  ASSERT_OK(jpp_client_buffer_copy_to_memory(client, a, 0, pinned, &host));
+  ASSERT_OK(jpp_client_buffer_copy_to_memory(client, host, 1, pinned, &there));
+  jpp_fake_stats_t stats = stats_of(client);
+  assert_int_equal(stats.live_bytes, 48);
+  assert_int_equal(stats.device_live_bytes[0], 16);
+  assert_int_equal(stats.host_live_bytes[0], 16);
+  assert_int_equal(stats.device_peak_bytes[1], 0);
+  assert_int_equal(stats.host_peak_bytes[1], 16);
+  assert_int_equal(stats.copies, 2);
+  ASSERT_FAILS(test_execute(client, add, a, host, &sum), JPP_INVALID_ARGUMENT,
+               "expected argument 1 in device memory, found pinned_host");
+  jpp_client_buffer_destroy(client, a);
+  jpp_client_buffer_destroy(client, host);
+  jpp_client_buffer_destroy(client, there);
+  jpp_client_executable_destroy(client, add);
+  expect_nothing_live(client);
+  assert_int_equal(stats_of(client).host_live_bytes[0], 0);
+  assert_int_equal(stats_of(client).host_peak_bytes[0], 16);
+  jpp_client_destroy(client);
+}
+
+static void test_a_memory_that_devices_lack_is_refused(void** state) {
+  (void)state;
+  jpp_fake_options_t options = {
+      .struct_size = sizeof(options), .device_count = 1, .device_memory_only = true};
+  jpp_client_t* client = NULL;
+  ASSERT_OK(jpp_client_create_fake(&options, &client));
+  jpp_buffer_t *a = test_upload(client, 0, 1), *copy = a;
+  ASSERT_OK(jpp_client_check_memory(client, JPP_MEMORY_DEVICE));
+  ASSERT_FAILS(
+      jpp_client_buffer_copy_to_memory(client, a, 0, JPP_MEMORY_PINNED_HOST, &copy),
+      JPP_UNSUPPORTED,
+      "expected devices of platform cpu with the memory pinned_host, found devices with "
+      "device");
+  assert_null(copy);
+  jpp_client_buffer_destroy(client, a);
+  expect_nothing_live(client);
+  jpp_client_destroy(client);
+}
+
 static void test_dead_handles_are_errors(void** state) {
   (void)state;
   jpp_client_t* client = create(0);
@@ -340,6 +387,8 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_device_count_is_checked),
       cmocka_unit_test(test_accounts_are_exact),
+      cmocka_unit_test(test_memories_have_accounts_of_their_own),
+      cmocka_unit_test(test_a_memory_that_devices_lack_is_refused),
       cmocka_unit_test(test_dead_handles_are_errors),
       cmocka_unit_test(test_memory_that_is_shared_is_not_donated),
       cmocka_unit_test(test_what_is_left_goes_with_the_client),

@@ -35,7 +35,7 @@
 #define JPP_FAKE_MAX_NODES 64
 
 // Which call fails. Counted are compile, execute, buffer_from_host, buffer_to_host and
-// buffer_copy_to_device (buffer_read counts as buffer_to_host).
+// copies of buffers (buffer_read counts as buffer_to_host).
 // Its layout is final.
 typedef struct jpp_fake_failure {
   uint64_t at;  // 1 is the next counted call; 0: none. Fails once.
@@ -53,6 +53,7 @@ typedef struct jpp_fake_options {
   uint32_t node_id;                    // of this client, below `num_nodes`
   uint32_t num_nodes;                  // at most JPP_FAKE_MAX_NODES; 0 and 1: it is alone
   uint32_t node_timeout_ms;            // of the wait for the other nodes; 0: a minute
+  bool device_memory_only;             // its devices have no pinned_host
 } jpp_fake_options_t;
 
 // With several nodes JPP_PEER_ERROR when another one does not come in time or leaves
@@ -75,15 +76,17 @@ typedef struct jpp_fake_stats {
   uint64_t live_buffers;  // handles not destroyed yet, donated ones too
   uint64_t live_executables;
   uint64_t live_events;
-  uint64_t live_bytes;  // over all devices; borrowed memory does not count
+  uint64_t live_bytes;  // of all memories; borrowed memory does not count
   uint64_t calls;       // the counted ones, failed ones too
   uint64_t executions;  // that succeeded, as the next three
-  uint64_t copies;      // device to device
+  uint64_t copies;      // from one device or memory to another
   uint64_t uploads;
   uint64_t downloads;
   uint64_t misuses;  // destroys of handles that were destroyed before, or are lent
   uint64_t device_live_bytes[JPP_FAKE_MAX_DEVICES];
   uint64_t device_peak_bytes[JPP_FAKE_MAX_DEVICES];
+  uint64_t host_live_bytes[JPP_FAKE_MAX_DEVICES];  // of each device's pinned_host
+  uint64_t host_peak_bytes[JPP_FAKE_MAX_DEVICES];
 } jpp_fake_stats_t;
 
 // JPP_INVALID_ARGUMENT when the client is not a fake.

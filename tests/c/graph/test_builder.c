@@ -162,6 +162,8 @@ static void test_types_have_dimensions_and_bytes(void** state) {
   assert_type_refused((jpp_type_t){.dtype = (jpp_dtype_t)99},
                       "element type 99 is not in dtype.h");
   assert_type_refused((jpp_type_t){JPP_DTYPE_F32, 33, dims}, "at most 32 dimensions");
+  assert_type_refused((jpp_type_t){.dtype = JPP_DTYPE_F32, .memory = JPP_MEMORY_COUNT},
+                      "memory 2 is not in memory.h");
   static const int64_t kBad[] = {-1, INT64_MIN, INT64_MAX, ((int64_t)1 << 53) + 1};
   for (size_t i = 0; i < sizeof(kBad) / sizeof(*kBad); ++i) {
     dims[1] = kBad[i];

@@ -68,6 +68,26 @@ static void test_shards_survive(void** state) {
 
 // Bytes of s4 on one of three devices are those on one of two: what can not be is not
 // printed, since it could not be read.
+static void test_memories_survive(void** state) {
+  (void)state;
+  const char* text =
+      "graph \"g\"\n"
+      "arg %0 f32[6,4]/3@pinned_host \"m\" donated\n"
+      "%1:f32[6,4], %2:bf16[]@pinned_host = f(%0)\n"
+      "out %1\n"
+      "out %2\n";
+  jpp_graph_t* graph = NULL;
+  char* printed = NULL;
+  ASSERT_OK(jpp_graph_parse(text, strlen(text), "test", &graph));
+  assert_int_equal(graph->values[0].type.memory, JPP_MEMORY_PINNED_HOST);
+  assert_int_equal(graph->values[1].type.memory, JPP_MEMORY_DEVICE);
+  assert_int_equal(jpp_value_device_bytes(&graph->values[0]), 32);
+  ASSERT_OK(jpp_graph_print(graph, &printed));
+  assert_string_equal(printed, text);
+  jpp_text_free(printed);
+  jpp_graph_destroy(graph);
+}
+
 static void test_shards_are_printed_as_they_are_read(void** state) {
   (void)state;
   const char* text = "graph \"g\"\narg %0 f32[6]\narg %1 s4[3]\n";
@@ -129,6 +149,19 @@ static const refusal_t kRefusals[] = {
     {"arg %b f32[2000000000,2000000000,9]", JPP_PARSE_ERROR, "test:3:8: type has more"},
     {"arg %b f32[4,3]/8", JPP_PARSE_ERROR,
      "test:3:17: number of shards does not divide the type's elements"},
+    {"arg %b f32[4]@", JPP_PARSE_ERROR, "test:3:14: a name must follow % or @"},
+    {"arg %b f32[4]@vmem", JPP_PARSE_ERROR,
+     "test:3:14: expected a memory, @device or @pinned_host, found '@vmem'"},
+    {"%b:f32[4]@pinned_host = @mark 0 (%a)", JPP_GRAPH_ERROR,
+     "test:3:1: op 0 (mark, ?): output 0 of a mark differs"},
+    {"arg %b f32[4]@pinned_host\nout %a next %b", JPP_GRAPH_ERROR,
+     "test:4:1: output 0 is argument %1 of the next step; expected one of its own type"},
+    {"loop microbatches 2 index %i {\n%b:f32[4]@pinned_host = f(%a)\n} %r:f32[4] = "
+     "concat "
+     "%b",
+     JPP_GRAPH_ERROR, "loop 0 (?): result 0 is in pinned_host; expected device memory"},
+    {"loop microbatches 2 index %i {\n} %r:f32[4]@pinned_host = custom %a",
+     JPP_GRAPH_ERROR, "loop 0 (?): result 0 is in pinned_host; expected device memory"},
     {"arg %b f32[]/2", JPP_PARSE_ERROR, "test:3:14: number of shards does not divide"},
     // Values
     {"arg %a f32[4]", JPP_PARSE_ERROR, "test:3:5: value is defined twice"},
@@ -233,6 +266,7 @@ int main(void) {
       cmocka_unit_test(test_printed_graphs_are_as_their_golden_files),
       cmocka_unit_test(test_a_loop_may_have_no_results),
       cmocka_unit_test(test_shards_survive),
+      cmocka_unit_test(test_memories_survive),
       cmocka_unit_test(test_shards_are_printed_as_they_are_read),
       cmocka_unit_test(test_names_places_and_costs_survive),
       cmocka_unit_test(test_malformed_texts_are_refused_where_they_go_wrong),

@@ -110,6 +110,7 @@ typedef struct array {
 
 typedef struct reg {
   bool full, kept;  // kept: borrowed or constant
+  uint32_t memory;  // jpp_memory_t
   array_t array;
 } reg_t;
 
@@ -133,6 +134,13 @@ static bool read_reg(machine_t* m, uint32_t rank, uint32_t reg, array_t* out_arr
   if (!m->registers[rank][reg].full) return broken(m);
   *out_array = m->registers[rank][reg].array;
   return true;
+}
+
+// What a run or a send reads.
+static bool read_device_reg(machine_t* m, uint32_t rank, uint32_t reg,
+                            array_t* out_array) {
+  if (m->registers[rank][reg].memory != JPP_MEMORY_DEVICE) return broken(m);
+  return read_reg(m, rank, reg, out_array);
 }
 
 static bool write_reg(machine_t* m, uint32_t rank, uint32_t reg, array_t array) {
@@ -170,7 +178,7 @@ static bool run_task(machine_t* m, uint32_t rank, const jpp_instr_t* instr,
   uint64_t bits = module_bits(m->plan, instr->target);
   for (uint32_t i = 0; i < task->num_inputs; ++i) {
     array_t array = {0};
-    if (!read_reg(m, rank, operands[i], &array)) return false;
+    if (!read_device_reg(m, rank, operands[i], &array)) return false;
     m->values[task->inputs[i]] = array.value;
     bits = mix(bits, array.bits);
   }
@@ -202,7 +210,7 @@ static bool run_instr(machine_t* m, uint32_t rank, const jpp_instr_t* instr) {
       }
       m->queues[channel] =
           realloc(m->queues[channel], (m->sent[channel] + 1) * sizeof(array_t));
-      if (!read_reg(m, rank, operands[0], &m->queues[channel][m->sent[channel]])) {
+      if (!read_device_reg(m, rank, operands[0], &m->queues[channel][m->sent[channel]])) {
         return false;
       }
       ++m->sent[channel];
@@ -210,6 +218,13 @@ static bool run_instr(machine_t* m, uint32_t rank, const jpp_instr_t* instr) {
     case JPP_INSTR_RECV:
       if (m->sent[channel] == m->taken[channel]) return false;
       return write_reg(m, rank, operands[0], m->queues[channel][m->taken[channel]++]);
+    case JPP_INSTR_MOVE: {
+      array_t moved = {0};
+      if (!read_reg(m, rank, operands[0], &moved)) return false;
+      if (!write_reg(m, rank, operands[1], moved)) return false;
+      m->registers[rank][operands[1]].memory = instr->target;
+      return true;
+    }
     case JPP_INSTR_DELETE:
       for (uint32_t i = 0; i < instr->num_args; ++i) {
         if (!drop_reg(m, rank, operands[i])) return false;
@@ -228,6 +243,9 @@ static void fill_given(machine_t* m, uint32_t rank) {
     array_t array = {.value = arg_value(input->arg), .bits = arg_value(input->arg)};
     if (!write_reg(m, rank, input->reg, array)) return;
     m->registers[rank][input->reg].kept = !input->owned;
+    const jpp_graph_t* graph = m->plan->staged->graph;
+    m->registers[rank][input->reg].memory =
+        graph->values[graph->args[input->arg].value].type.memory;
   }
   for (uint32_t i = 0; i < program->num_constants; ++i) {
     const jpp_program_constant_t* constant = &program->constants[i];
@@ -244,6 +262,12 @@ static void compare_ends(machine_t* m, uint32_t rank, const uint64_t* expected) 
     const jpp_program_output_t* output = &program->outputs[i];
     array_t array = {0};
     if (!read_reg(m, rank, output->reg, &array)) return;
+    const jpp_staged_t* staged = m->plan->staged;
+    uint32_t value = staged->outputs[output->output].value;
+    if (m->registers[rank][output->reg].memory != staged->values[value].type.memory) {
+      broken(m);
+      return;
+    }
     if (array.value != expected[output->output]) m->outcome = OUTCOME_DIFFERENT;
     uint64_t* bits = &m->output_bits[output->output];
     if (*bits && *bits != array.bits) m->outcome = OUTCOME_DRIFTED;

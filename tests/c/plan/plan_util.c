@@ -11,7 +11,7 @@ const char* const kGraphs[] = {
     "tasks",       "dropout",   "effects",     "empty_stage", "forward",  "frozen",
     "interleaved", "layers",    "mlp2",        "mlp4",        "no_stage", "once",
     "one_stage",   "partial",   "passthrough", "shared3",     "skip",     "tied",
-    "rolled",      "tied_cast", "two_loops",   "unmarked",    NULL,
+    "rolled",      "tied_cast", "two_loops",   "unmarked",    "host",     NULL,
 };
 
 char* graph_text(const char* name) {

@@ -46,13 +46,17 @@ typedef struct maker {
   pool_t forward[kMaxStages], transposed[kMaxStages], marked[kMaxStages];
   pool_t results;
   bool is_large[kMaxValues];
+  bool is_host[kMaxValues];  // in pinned host memory
   bool is_next[kMaxValues];  // an output is this argument in the next step
 } maker_t;
 
 static const int64_t kSmall[] = {4}, kLarge[] = {2048};
 
-static jpp_type_t type_of(bool large) {
-  return (jpp_type_t){.dtype = JPP_DTYPE_F32, .ndim = 1, .dims = large ? kLarge : kSmall};
+static jpp_type_t type_of(bool large, bool host) {
+  return (jpp_type_t){.dtype = JPP_DTYPE_F32,
+                      .ndim = 1,
+                      .dims = large ? kLarge : kSmall,
+                      .memory = host ? JPP_MEMORY_PINNED_HOST : JPP_MEMORY_DEVICE};
 }
 
 typedef struct inputs {
@@ -64,7 +68,9 @@ static uint32_t add_op(maker_t* m, jpp_op_kind_t kind, uint32_t attr, uint8_t fl
                        inputs_t inputs, bool large) {
   char name[32];
   snprintf(name, sizeof(name), "op%u", m->names++);
-  jpp_type_t type = type_of(large);
+  // Marks and sums have the type of their inputs.
+  bool host = kind == JPP_OP_CALL ? !m->code && pick(6) == 0 : m->is_host[inputs.ids[0]];
+  jpp_type_t type = type_of(large, host);
   jpp_op_desc_t desc = {.struct_size = sizeof(desc),
                         .kind = kind,
                         .flags = flags,
@@ -82,6 +88,7 @@ static uint32_t add_op(maker_t* m, jpp_op_kind_t kind, uint32_t attr, uint8_t fl
   uint32_t value = 0;
   ASSERT_OK(jpp_graph_builder_add_op(m->builder, &desc, &value));
   m->is_large[value] = large;
+  m->is_host[value] = host;
   return value;
 }
 
@@ -144,11 +151,12 @@ static void set_ranks(const maker_t* m,
 static void add_args(maker_t* m) {
   uint32_t count = pick(6) + 3;
   for (uint32_t i = 0; i < count; ++i) {
-    bool large = pick(2);
-    jpp_type_t type = type_of(large);
+    bool large = pick(2), host = pick(5) == 0;
+    jpp_type_t type = type_of(large, host);
     uint32_t value = 0;
     ASSERT_OK(jpp_graph_builder_add_arg(m->builder, &type, pick(2), NULL, &value));
     m->is_large[value] = large;
+    m->is_host[value] = host;
     put(&m->args, value);
     if (pick(3) == 0) set_ranks(m, jpp_graph_builder_give_arg);
   }
@@ -172,7 +180,8 @@ static uint32_t add_sum(maker_t* m, uint8_t flags, const pool_t* pools, uint32_t
     uint32_t term = any(pool);
     if (total == JPP_NONE) {
       total = term;
-    } else if (m->is_large[term] == m->is_large[total]) {
+    } else if (m->is_large[term] == m->is_large[total] &&
+               m->is_host[term] == m->is_host[total]) {
       uint32_t inputs[] = {total, term};
       if (pick(2)) inputs[0] = term, inputs[1] = total;
       total = add_op(m, JPP_OP_ADD, 0, flags, (inputs_t){2, inputs}, m->is_large[term]);
@@ -235,9 +244,12 @@ static void end_loop(maker_t* m) {
     const pool_t* end = &pools[pick(m->stages)];
     if (m->layered && end->count && pick(8)) value = last(end);
     if (value == JPP_NONE) value = any(&m->args);
+    while (m->is_host[value]) {  // loops reduce in device memory
+      value = add_op(m, JPP_OP_CALL, 0, flags, (inputs_t){1, &value}, pick(2));
+    }
     results[i] =
         (jpp_loop_result_t){.reduce = (uint8_t)(pick(2) ? 0 : pick(4)), .value = value};
-    types[i] = type_of(m->is_large[value]);
+    types[i] = type_of(m->is_large[value], false);
   }
   ASSERT_OK(jpp_graph_builder_end_loop(m->builder, results, types, count, &first));
   for (uint32_t i = 0; i < count; ++i) {
@@ -258,11 +270,15 @@ static void add_loop(maker_t* m) {
   m->index = JPP_NONE;
 }
 
-// An argument that no output is yet in the next step; JPP_NONE if there is none.
-static uint32_t take_arg(maker_t* m, bool large) {
+// An argument of a value's type that no output is yet in the next step; JPP_NONE if there
+// is none.
+static uint32_t take_arg(maker_t* m, uint32_t value) {
   for (uint32_t i = 0; i < m->args.count; ++i) {
     uint32_t arg = m->args.ids[i];
-    if (m->is_next[arg] || m->is_large[arg] != large) continue;
+    if (m->is_next[arg] || m->is_large[arg] != m->is_large[value] ||
+        m->is_host[arg] != m->is_host[value]) {
+      continue;
+    }
     m->is_next[arg] = true;
     return arg;
   }
@@ -274,8 +290,7 @@ static void add_outputs(maker_t* m) {
   for (uint32_t i = pick(6) + 1; i-- > 0;) {
     const pool_t* pool = pools[pick(2) ? 0 : pick(3)];
     if (!pool->count) continue;
-    uint32_t value = any(pool),
-             next = pick(2) ? take_arg(m, m->is_large[value]) : JPP_NONE;
+    uint32_t value = any(pool), next = pick(2) ? take_arg(m, value) : JPP_NONE;
     ASSERT_OK(jpp_graph_builder_add_output(m->builder, value, NULL, next));
     if (pick(3) == 0) set_ranks(m, jpp_graph_builder_leave_output);
   }

@@ -16,7 +16,10 @@ static letter_t* oldest_letter(reference_t* ref, uint32_t channel) {
 }
 
 static bool may_issue(reference_t* ref, uint32_t rank, const jpp_instr_t* instr) {
-  if (instr->kind == JPP_INSTR_RUN || instr->kind == JPP_INSTR_DELETE) return true;
+  if (instr->kind == JPP_INSTR_RUN || instr->kind == JPP_INSTR_DELETE ||
+      instr->kind == JPP_INSTR_MOVE) {
+    return true;
+  }
   const jpp_plan_channel_t* channel = &ref->plan->channels[instr->target];
   if (instr->kind == JPP_INSTR_RECV) {
     const letter_t* letter = oldest_letter(ref, instr->target);
@@ -59,6 +62,8 @@ static void issue(reference_t* ref, uint32_t rank, uint32_t step) {
     letter_t* letter = oldest_letter(ref, instr->target);
     letter->received = true;
     registers[operands[0]] = letter->out;
+  } else if (instr->kind == JPP_INSTR_MOVE) {
+    registers[operands[1]] = registers[operands[0]];
   }
   ++ref->at[rank];
 }

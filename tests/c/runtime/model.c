@@ -166,6 +166,7 @@ static void create_client(model_t* model) {
       .device_count = devices,
       .threads = model->options.device_threads,
       .latency_us = model->options.latency_us,
+      .device_memory_only = model->options.device_memory_only,
       .store = model->options.store,
       .node_id = model_node_of(model, model->options.slice, model->options.process),
       .num_nodes = nodes};
@@ -317,7 +318,8 @@ static jpp_buffer_t* upload(const model_t* model, uint32_t arg, uint32_t device)
                             .data = data,
                             .dtype = JPP_DTYPE_F32,
                             .rank = type->ndim,
-                            .dims = type->dims};
+                            .dims = type->dims,
+                            .memory = type->memory};
   jpp_buffer_t* buffer = NULL;
   ASSERT_OK(jpp_client_buffer_from_host(model->client, &array, device, &buffer));
   free(data);
@@ -353,6 +355,10 @@ void model_take_back(model_t* model) {
   }
 }
 
+static jpp_memory_t memory_of_arg(const model_t* model, uint32_t arg) {
+  return model->graph->values[model->graph->args[arg].value].type.memory;
+}
+
 // The input of each rank that has argument `arg`, as one array.
 static jpp_array_t* wrap_arg(model_t* model, uint32_t arg) {
   uint32_t per_rank = model->options.devices_per_rank, ranks[JPP_FAKE_MAX_DEVICES];
@@ -360,7 +366,8 @@ static jpp_array_t* wrap_arg(model_t* model, uint32_t arg) {
   jpp_array_layout_t layout = {.struct_size = sizeof(layout),
                                .client = model->client,
                                .devices_per_rank = per_rank,
-                               .ranks = ranks};
+                               .ranks = ranks,
+                               .memory = memory_of_arg(model, arg)};
   for (uint32_t r = 0; r < model->plan->ranks; ++r) {
     const jpp_program_t* program = &model->plan->programs[r];
     for (uint32_t i = 0; i < program->num_inputs; ++i) {

@@ -21,6 +21,7 @@ typedef struct model_options {
   uint32_t device_threads;  // of the fake
   uint32_t latency_us;      // of the fake
   bool portable;            // one executable for any device
+  bool device_memory_only;  // of the fake
   // As jpp_runtime_options_t has them.
   const uint32_t* rank_process;
   uint32_t process;

@@ -338,82 +338,119 @@ for what, value, *says in (
 # --- Kinds of memory --------------------------------------------------------------------
 
 
-def in_host_memory() -> jax.sharding.NamedSharding:
-    return jax.sharding.NamedSharding(mesh().lowering_mesh(), P(), memory_kind="pinned_host")
+def in_memory(kind: str) -> jax.sharding.NamedSharding:
+    return jax.sharding.NamedSharding(mesh().lowering_mesh(), P(), memory_kind=kind)
 
 
-def step_that_moves(move: Any) -> Any:
+def step_that_moves(move: Any, kind: str) -> Any:
     def step(ws: Any, xs: jax.Array) -> Any:
         new, total = m.training_step(TWO)(ws, xs)
-        return jax.tree.map(lambda w: move(w, in_host_memory()), new), total
+        return jax.tree.map(lambda w: move(w, in_memory(kind)), new), total
 
     return JIT(step, mesh())(m.params(), m.batch())
 
 
-def offloading_step() -> None:
-    policy = jax.checkpoint_policies.offload_dot_with_no_batch_dims("device", "pinned_host")
-
-    def loss(ws: Any, x: jax.Array) -> jax.Array:
-        for w in ws:
-            layer = jax.checkpoint(lambda w, x: jnp.tanh(x @ w), policy=policy)
-            x = jaxpp.mark_stage_end(layer(w, x))
-        return jnp.mean(x**2)
-
-    train(TWO, loss=loss)
+HOST = jax.memory.Space.Host
 
 
-def host_memory(title: str, run: Callable[[], Any], *says: str) -> None:
+def step_that_computes_there() -> Any:
+    def step(ws: Any, xs: jax.Array) -> Any:
+        new, total = m.training_step(TWO)(ws, xs)
+        hosted = jax.device_put(new, HOST)
+        return jax.tree.map(lambda w: w * 2, hosted), total
+
+    return JIT(step, mesh())(m.params(), m.batch())
+
+
+def step_that_moves_in_a_scan() -> Any:
+    def step(ws: Any, xs: jax.Array) -> Any:
+        new, total = m.training_step(TWO)(ws, xs)
+
+        def body(carry: Any, row: Any) -> Any:
+            return carry, jax.device_put(row * 2, HOST)
+
+        return jax.lax.scan(body, total, new[0])[1]
+
+    return JIT(step, mesh())(m.params(), m.batch())
+
+
+def loop_of_values_there() -> Any:
+    def step(ws: Any, xs: jax.Array) -> Any:
+        def one(x: jax.Array) -> Any:
+            return jax.device_put(m.loss(ws, x), HOST)
+
+        return jaxpp.treduce(one, xs, TWO, operation=jaxpp.Concat)
+
+    return JIT(step, mesh())(m.params(), m.batch())
+
+
+def memory(title: str, run: Callable[[], Any], *says: str) -> None:
     case(title, "unsupported", run, *says)
 
 
-host_memory(
-    "An argument in host memory",
-    lambda: step_of()(jax.device_put(m.params(), in_host_memory()), m.batch()),
-    "argument ws[0]: expected memory_kind='device'",
-    "found memory_kind='pinned_host'",
+ONE_OF = (
+    "expected memory_kind='device', 'pinned_host' or None, found memory_kind='unpinned_host'"
 )
-host_memory(
-    "An argument in host memory in a later call",
-    lambda: [
-        step(put(m.params()), m.batch())
-        for step in [step_of()]
-        for put in (list, lambda ws: jax.device_put(ws, in_host_memory()))
-    ],
-    "argument ws[0]: expected memory_kind='device'",
+
+memory(
+    "An argument in unpinned host memory",
+    lambda: step_of()(jax.device_put(m.params(), in_memory("unpinned_host")), m.batch()),
+    f"argument ws[0]: {ONE_OF}",
 )
-host_memory(
-    "in_shardings in host memory",
-    lambda: step_of(in_shardings=(in_host_memory(), None))(m.params(), m.batch()),
-    "in_specs of ws[0]: expected memory_kind='device'",
+memory(
+    "in_shardings in unpinned host memory",
+    lambda: step_of(in_shardings=(in_memory("unpinned_host"), None))(m.params(), m.batch()),
+    f"in_specs of ws[0]: {ONE_OF}",
 )
-host_memory(
-    "out_shardings in host memory",
-    lambda: step_of(out_shardings=(in_host_memory(), None))(m.params(), m.batch()),
-    "out_specs of result[0][0]: expected memory_kind='device'",
+memory(
+    "out_shardings in unpinned host memory",
+    lambda: step_of(out_shardings=(in_memory("unpinned_host"), None))(m.params(), m.batch()),
+    f"out_specs of result[0][0]: {ONE_OF}",
 )
-host_memory(
-    "An MpmdSharding in host memory",
-    lambda: jaxpp.MpmdSharding(mesh(), (0, 1), P(), memory_kind="pinned_host"),
-    "MpmdSharding: expected memory_kind='device'",
+memory(
+    "An MpmdSharding in unpinned host memory",
+    lambda: jaxpp.MpmdSharding(mesh(), (0, 1), P(), memory_kind="unpinned_host"),
+    f"MpmdSharding: {ONE_OF}",
 )
-host_memory(
-    "A value moved to host memory",
-    lambda: step_that_moves(jax.device_put),
+memory(
+    "A value moved to unpinned host memory",
+    lambda: step_that_moves(jax.device_put, "unpinned_host"),
     "device_put at",
     "cases_arguments.py:",
-    "found memory_kind='pinned_host'",
+    ONE_OF,
 )
-host_memory(
+memory(
     "A constraint to host memory",
-    lambda: step_that_moves(jax.lax.with_sharding_constraint),
+    lambda: step_that_moves(jax.lax.with_sharding_constraint, "pinned_host"),
     "sharding_constraint at",
-    "found memory_kind='pinned_host'",
+    "cases_arguments.py:",
+    "expected memory_kind='device' or None; jax.device_put moves between memories, found "
+    "memory_kind='pinned_host'",
 )
-host_memory(
-    "Activations offloaded to host memory",
-    offloading_step,
-    "device_put at",
-    "in host memory",
+memory(
+    "A computation in host memory",
+    step_that_computes_there,
+    "mul at",
+    "cases_arguments.py:",
+    "expected values in device memory, where tasks compute, found float32<host>[4,4]",
+    "jax.device_put(x, jax.memory.Space.Device)",
+)
+memory(
+    "A move between memories in a scan",
+    step_that_moves_in_a_scan,
+    "device_put inside scan at",
+    "cases_arguments.py:",
+    "expected values in device memory, where tasks compute, found float32<host>[4]",
+    "outside scan",
+)
+memory(
+    "A loop's result in host memory",
+    loop_of_values_there,
+    "treduce at",
+    "cases_arguments.py:",
+    "result: expected a value in device memory, where the loop reduces it, found one in "
+    "pinned_host",
+    "move it after the loop",
 )
 
 # --- Refs -------------------------------------------------------------------------------

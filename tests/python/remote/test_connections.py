@@ -85,9 +85,11 @@ def test_frames_of_several_threads_stay_whole() -> None:
 
 def test_uploads_are_packed() -> None:
     given = [
-        Upload(4, None, "f32", [np.ones(3, np.float32), np.zeros((2, 2), np.float32)]),
-        Upload(5, "plugin", "u16", [np.array(7, np.uint16)]),
-        Upload(6, None, "f32", []),
+        Upload(
+            4, None, "f32", "device", [np.ones(3, np.float32), np.zeros((2, 2), np.float32)]
+        ),
+        Upload(5, "plugin", "u16", "pinned_host", [np.array(7, np.uint16)]),
+        Upload(6, None, "f32", "device", []),
     ]
     table, shards = pack(given)
     assert list(unpack(table, shards)) == given

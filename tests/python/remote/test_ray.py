@@ -35,7 +35,11 @@ SIZES = {"MICROBATCHES": 4, "BATCH": 8, "SEQUENCE": 8, "WIDTH": 16, "LAYERS": 4}
 
 @pytest.mark.parametrize(
     ("ranks", "width", "problems"),
-    [(2, 1, "tied cast clipped"), (4, 1, "mlp tied clipped"), (2, 2, "mlp stacked clipped")],
+    [
+        (2, 1, "tied cast clipped hosted"),
+        (4, 1, "mlp tied clipped"),
+        (2, 2, "mlp stacked clipped hosted"),
+    ],
 )
 def test_trains_as_one_process_does(
     ray_cluster: None, ranks: int, width: int, problems: str

@@ -40,8 +40,9 @@ def mixtures(step: Step) -> dict[str, Callable[[], Any]]:
     """Objects that are right each for itself, but not together."""
     other = _core.Schedule.build("gpipe", 3, 3, 2, False)
     graph, unfinished = built_graph(), _core.Graph("g", 2)
-    nowhere = _core.Value.put(step.client, [], 1, [], [], "float32")
-    small = [_core.Value.put(step.client, [0, 1], 1, [0, 1], [np.ones(1, "f4")] * 2, "float32")]
+    nowhere = _core.Value.put(step.client, [], 1, [], [], "float32", "device")
+    ones = [np.ones(1, "f4")] * 2
+    small = [_core.Value.put(step.client, [0, 1], 1, [0, 1], ones, "float32", "device")]
     values, executables = step.values(), step.executables(None)
     runtime = step.runtime(executables)
     new_runtime = lambda *devices: _core.Runtime(  # noqa: E731
@@ -49,7 +50,8 @@ def mixtures(step: Step) -> dict[str, Callable[[], Any]]:
     )
     gone = value_of(step.client)
     gone.delete()
-    wanted = _core.Wanted("x", "float32", 1, 1, [0], [1], 1, np.array([0, 64]), False, True, 0)
+    block = np.array([0, 64])
+    wanted = _core.Wanted("x", "float32", 1, 1, [0], [1], 1, block, False, True, 0, "device")
     handlers, capsules = [_core.callback_handler("Host")], [jnp.ones(64).__dlpack__()]
     foreign, part = given_in("foreign", 64), given_in("client", 64)
     return {
@@ -111,7 +113,7 @@ def mixtures(step: Step) -> dict[str, Callable[[], Any]]:
             step.client, [0], Source(), part, None, "float32", False
         ),
         "items of another size": lambda: _core.Value.put(
-            step.client, [0], 1, [0], [np.ones(2, "f8")], "float32"
+            step.client, [0], 1, [0], [np.ones(2, "f8")], "float32", "device"
         ),
         "code that is none": lambda: step.client.compile(b"none", b"", [], None, b"", b""),
         "kinds of no reduction": lambda: in_loop().end_loop([999], [0], [("float32", [2])]),

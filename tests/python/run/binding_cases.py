@@ -46,6 +46,7 @@ WRONG: dict[str, list[Any]] = {
     "float": [None, "x", [], object()],
     "text": [1, 1.5, b"x", [], object()],
     "text, not None": [None, 1, 1.5, b"x", [], object()],
+    "memory": [None, 1, b"device", "", "unpinned_host", "device\0", []],
     "numbers": [*NO_SEQUENCES, [None], ["x"], [1.5], [-1], HUGE, Raises(), Lies([1])],
     "numbers or None": [1, 1.5, object(), [None], ["x"], Raises(), Lies([1])],
     "limits": [1, "x", [], [[1], [0]], (), ([1],), (1, None), (None, None), ([1], [0], [0])]
@@ -53,7 +54,8 @@ WRONG: dict[str, list[Any]] = {
     + [([-1] * 2, None), (Raises(), None), (Lies([1]), None), ([1] * 2, Lies([0]))],
     "list of numbers": [None, 1, (), {}, [None], ["x"], [1.5], [-1], HUGE, Raises()],
     "type": [None, 1, "x", (), ("float32",), ("float32", None), (1, []), ("float32", ["x"])]
-    + [("none", []), ("float32", [10**40]), ("float32", [-1]), ["float32", []]],
+    + [("none", []), ("float32", [10**40]), ("float32", [-1]), ["float32", []]]
+    + [("float32", [2], memory) for memory in (None, 1, "vmem")],
     "types": [*NO_SEQUENCES, [None], [("float32", ["x"])], [()], Lies([]), Raises()],
     "object": [*OTHERS],
     "object or None": [1, "x", object()],
@@ -136,7 +138,7 @@ def cases(step: Step) -> list[Case]:
     value, number = value_of(step.client), ("number", 1)
     params = _core.Params(["x"], [True])
     block = np.array([0, 2])
-    wanted = _core.Wanted("x", "float32", 1, 1, [0], [1], 1, block, False, True, 0)
+    wanted = _core.Wanted("x", "float32", 1, 1, [0], [1], 1, block, False, True, 0, "device")
     given = given_in("host", 2)
     token = b"a token of the tests"
     network = _core.Network("ucx", 0, 2, "127.0.0.1", token, 0)
@@ -326,6 +328,7 @@ def cases(step: Step) -> list[Case]:
         Case("PlanFile.plan", lambda: _core.PlanFile(step.saved).plan),
         Case("PlanFile.contents", lambda: _core.PlanFile(step.saved).contents),
         Case("Plan.hashes", lambda: step.plan.hashes),
+        Case("Plan.check_host_limit", lambda: step.plan.check_host_limit, ("limits", None)),
         Case(
             "Plan.steps_in_flight",
             lambda: step.plan.steps_in_flight,
@@ -364,6 +367,7 @@ def cases(step: Step) -> list[Case]:
             ("numbers", [0]),
             ("list", [np.ones(2, "f4")]),
             ("text, not None", "float32"),
+            ("memory", "pinned_host"),
         ),
         Case(
             "Wanted",
@@ -379,6 +383,7 @@ def cases(step: Step) -> list[Case]:
             ("anything", False),
             ("anything", True),
             ("large number", 0),
+            ("memory", "device"),
         ),
         Case(
             "Given",

@@ -116,4 +116,4 @@ def failed_staged(step: Step) -> _core.Staged:
 
 
 def value_of(client: _core.Client) -> _core.Value:
-    return _core.Value.put(client, [0], 1, [0], [np.ones(2, "f4")], "float32")
+    return _core.Value.put(client, [0], 1, [0], [np.ones(2, "f4")], "float32", "device")

@@ -341,7 +341,7 @@ def nodes_of_a_rank() -> None:
     spread = jax.make_array_from_single_device_arrays((4, 6), by_data, [mine])
     for spec in PartitionSpec("data"), PartitionSpec(None, "data"), PartitionSpec():
         aval = jax.ShapeDtypeStruct((4, 6), jnp.float32)
-        placed = Part(there, mesh, aval, [0, 1], spec)
+        placed = Part(there, mesh, aval, [0, 1], spec, "device")
         index = [[(s.start, s.stop) for s in part] for part in placed.slices]
         say("spec", spec, placed.local_ranks, index, placed.shard_shape)
         argument, source = Argument(placed, "x", donated=True), source_of(spread, there, mesh)

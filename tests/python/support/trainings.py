@@ -97,19 +97,34 @@ def problems(stages: int) -> dict[str, Any]:
         problem.optimizer = optax.sgd(0.1)
     made["cast"] = cast_mlp(stages)
     made["cast"].optimizer = optax.sgd(0.1)
+    made["hosted"] = models.mlp([1] * stages, MICROBATCHES)
+    made["hosted"].optimizer = optax.adam(0.1)
     made["clipped"] = models.mlp([1] * stages, MICROBATCHES)
     made["clipped"].optimizer = optax.chain(optax.clip_by_global_norm(0.1), optax.sgd(0.1))
     return made
 
 
+def with_state_on_host(step: Callable[..., Any]) -> Callable[..., Any]:
+    """A step that takes its optimizer's state from the host and puts it back."""
+
+    def moving(params: Any, state: Any, batch: Any) -> Any:
+        state = jax.device_put(state, jax.memory.Space.Device)
+        params, state, *rest = step(params, state, batch)
+        return params, jax.device_put(state, jax.memory.Space.Host), *rest
+
+    return moving
+
+
 def train(name: str, mesh: Any, steps: int = STEPS) -> Iterator[str]:
-    """Losses as they come, then parameters and optimizer state."""
+    """Losses as they come, then parameters and optimizer state; of the problem "hosted", the
+    state is in pinned host memory."""
     problem = problems(mesh.mpmd_dim)[name]
     options = {}
     if mesh.lowering_mesh().size > 1:
         options["in_specs"] = usual_specs(problem, mesh)
+    run = pipelined_step(problem, jaxpp.Std1F1B(mesh.mpmd_dim))
     step = jaxpp.mpmd_jit_with_loop(
-        pipelined_step(problem, jaxpp.Std1F1B(mesh.mpmd_dim)),
+        with_state_on_host(run) if name == "hosted" else run,
         mpmd_mesh=mesh,
         donate_argnums=(0, 1),
         **options,
@@ -121,6 +136,9 @@ def train(name: str, mesh: Any, steps: int = STEPS) -> Iterator[str]:
             yield f"{name} loss {i} {float(loss).hex()}"
     yield from described(f"{name} params", params)
     yield from described(f"{name} state", state)
+    for path, array in jax.tree_util.tree_leaves_with_path(state):
+        kind = array.sharding.memory_kind
+        assert kind == ("pinned_host" if name == "hosted" else "device"), (path, kind)
 
 
 def mesh_of_all(ranks: int) -> Any:

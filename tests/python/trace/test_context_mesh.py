@@ -153,7 +153,7 @@ def test_shardings_of_arguments_are_the_specs(mesh: Any) -> None:
     for batch, spec in zip(placed(problem, mesh), wanted, strict=True):
         ours = jaxpp.mpmd_jit_with_loop(lambda batch: total(problem, batch), mpmd_mesh=mesh)
         traced = ours.trace_and_place(batch)
-        found = [traced.specs.of(value) for value, _ in traced.staged.args()][:2]
+        found = [traced.specs.of(placed.value) for placed in traced.staged.args()][:2]
         assert found == [spec, spec] or not data
         expected = total(problem, problem.batch)
         np.testing.assert_allclose(np.asarray(ours(batch)), expected, rtol=1e-5)

@@ -40,6 +40,7 @@ static jpp_status_t* from_host_locked(fake_client_t* client,
   if (!status) status = fake_value_create_locked(&shape, device, completion, &value);
   if (!status) status = fake_buffer_create_locked(client, value, out_buffer);
   if (!status) {
+    value->memory = array->memory;
     fill_from_host(array, value);
     completion->done = true;
     completion->error = jpp_status_clone(failure);
@@ -121,12 +122,14 @@ static void run_copy(const fake_task_t* task) {
   }
 }
 
-static jpp_status_t* copy_to_device_locked(fake_client_t* client, jpp_buffer_t* buffer,
-                                           uint32_t device, fake_task_t** task,
-                                           jpp_buffer_t** out_buffer) {
-  JPP_RETURN_IF_ERROR(copy_task_locked(client, buffer, "copy to device", 1, task));
+static jpp_status_t* copy_locked(fake_client_t* client, jpp_buffer_t* buffer,
+                                 uint32_t device, jpp_memory_t memory, fake_task_t** task,
+                                 jpp_buffer_t** out_buffer) {
+  const char* what = memory ? "copy to pinned_host" : "copy to device";
+  JPP_RETURN_IF_ERROR(copy_task_locked(client, buffer, what, 1, task));
   JPP_RETURN_IF_ERROR(fake_value_create_locked(&(*task)->values[0]->shape, device,
                                                (*task)->completion, &(*task)->values[1]));
+  (*task)->values[1]->memory = memory;
   (*task)->run = run_copy;
   JPP_RETURN_IF_ERROR(fake_buffer_create_locked(client, (*task)->values[1], out_buffer));
   fake_handle_account_locked(client, (fake_handle_t*)*out_buffer);
@@ -134,12 +137,12 @@ static jpp_status_t* copy_to_device_locked(fake_client_t* client, jpp_buffer_t* 
   return NULL;
 }
 
-jpp_status_t* fake_buffer_copy_to_device(jpp_client_t* base, jpp_buffer_t* buffer,
-                                         uint32_t device, jpp_buffer_t** out_buffer) {
+jpp_status_t* fake_buffer_copy(jpp_client_t* base, jpp_buffer_t* buffer, uint32_t device,
+                               jpp_memory_t memory, jpp_buffer_t** out_buffer) {
   fake_client_t* client = fake_client(base);
   fake_task_t* task = NULL;
   pthread_mutex_lock(&client->mutex);
-  jpp_status_t* status = copy_to_device_locked(client, buffer, device, &task, out_buffer);
+  jpp_status_t* status = copy_locked(client, buffer, device, memory, &task, out_buffer);
   if (status) fake_task_discard_locked(task);
   pthread_mutex_unlock(&client->mutex);
   if (!status) fake_task_submit(client, task);

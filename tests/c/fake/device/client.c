@@ -36,7 +36,7 @@ static const jpp_client_vtable_t kFakeVtable = {
     .execute = fake_execute,
     .buffer_from_host = fake_buffer_from_host,
     .buffer_to_host = fake_buffer_to_host,
-    .buffer_copy_to_device = fake_buffer_copy_to_device,
+    .buffer_copy = fake_buffer_copy,
     .buffer_destroy = fake_buffer_destroy,
     .buffer_ready_event = fake_buffer_ready_event,
     .buffer_shape = fake_buffer_shape,
@@ -86,7 +86,13 @@ jpp_status_t* jpp_client_create_fake(const jpp_fake_options_t* options,
                                          .platform_version = "1",
                                          .device_count = full.device_count,
                                          .devices = client->devices,
-                                         .node_id = full.node_id}};
+                                         .node_id = full.node_id,
+                                         .memories = 1u << JPP_MEMORY_DEVICE,
+                                         .memory_kinds = "device"}};
+  if (!full.device_memory_only) {
+    client->base.info.memories |= 1u << JPP_MEMORY_PINNED_HOST;
+    client->base.info.memory_kinds = "device, pinned_host";
+  }
   pthread_mutex_init(&client->mutex, NULL);
   pthread_cond_init(&client->changed, NULL);
   jpp_status_t* status = NULL;

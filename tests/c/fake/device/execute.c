@@ -131,6 +131,11 @@ static jpp_status_t* check_arg_locked(const void* buffer, uint32_t device, uint3
                            "execute: expected argument %u on device %u, found device %u",
                            arg, device, value->device);
   }
+  if (value->memory != JPP_MEMORY_DEVICE) {
+    return jpp_status_make(JPP_INVALID_ARGUMENT,
+                           "execute: expected argument %u in device memory, found %s",
+                           arg, jpp_memory_name(value->memory));
+  }
   return NULL;
 }
 

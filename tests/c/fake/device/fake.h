@@ -25,6 +25,7 @@ typedef struct fake_completion {
 typedef struct fake_value {
   uint32_t refs;
   uint32_t device;
+  jpp_memory_t memory;  // of the device
   fake_shape_t shape;
   fake_completion_t* completion;  // one reference
   size_t bytes;
@@ -97,7 +98,8 @@ static inline fake_client_t* fake_client(jpp_client_t* client) {
 // handle.c
 jpp_status_t* fake_completion_create(fake_completion_t** out_completion);
 void fake_completion_release_locked(fake_completion_t* completion);
-// A value with zeroed bytes that takes its own reference to `completion`.
+// A value in device memory with zeroed bytes, that takes its own reference to
+// `completion`.
 jpp_status_t* fake_value_create_locked(const fake_shape_t* shape, uint32_t device,
                                        fake_completion_t* completion,
                                        fake_value_t** out_value);
@@ -156,8 +158,8 @@ jpp_status_t* fake_buffer_from_host(jpp_client_t* base, const jpp_host_array_t* 
                                     uint32_t device, jpp_buffer_t** out_buffer);
 jpp_status_t* fake_buffer_to_host(jpp_client_t* base, jpp_buffer_t* buffer, void* data,
                                   size_t size, jpp_event_t** out_event);
-jpp_status_t* fake_buffer_copy_to_device(jpp_client_t* base, jpp_buffer_t* buffer,
-                                         uint32_t device, jpp_buffer_t** out_buffer);
+jpp_status_t* fake_buffer_copy(jpp_client_t* base, jpp_buffer_t* buffer, uint32_t device,
+                               jpp_memory_t memory, jpp_buffer_t** out_buffer);
 void fake_buffer_destroy(jpp_client_t* base, jpp_buffer_t* buffer);
 jpp_status_t* fake_buffer_ready_event(jpp_client_t* base, jpp_buffer_t* buffer,
                                       jpp_event_t** out_event);

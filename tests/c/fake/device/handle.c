@@ -105,20 +105,24 @@ jpp_status_t* fake_executable_create_locked(fake_client_t* client,
 
 static void unaccount_locked(fake_client_t* client, fake_handle_t* handle) {
   if (!handle->accounted) return;
+  jpp_fake_stats_t* stats = &client->stats;
+  bool host = handle->value->memory == JPP_MEMORY_PINNED_HOST;
+  uint64_t* live = host ? stats->host_live_bytes : stats->device_live_bytes;
   handle->accounted = false;
-  client->stats.live_bytes -= handle->value->bytes;
-  client->stats.device_live_bytes[handle->value->device] -= handle->value->bytes;
+  stats->live_bytes -= handle->value->bytes;
+  live[handle->value->device] -= handle->value->bytes;
 }
 
 void fake_handle_account_locked(fake_client_t* client, fake_handle_t* handle) {
   uint32_t device = handle->value->device;
   jpp_fake_stats_t* stats = &client->stats;
+  bool host = handle->value->memory == JPP_MEMORY_PINNED_HOST;
+  uint64_t* live = host ? stats->host_live_bytes : stats->device_live_bytes;
+  uint64_t* peak = host ? stats->host_peak_bytes : stats->device_peak_bytes;
   handle->accounted = true;
   stats->live_bytes += handle->value->bytes;
-  stats->device_live_bytes[device] += handle->value->bytes;
-  if (stats->device_live_bytes[device] > stats->device_peak_bytes[device]) {
-    stats->device_peak_bytes[device] = stats->device_live_bytes[device];
-  }
+  live[device] += handle->value->bytes;
+  if (live[device] > peak[device]) peak[device] = live[device];
 }
 
 static void drop_contents_locked(fake_client_t* client, fake_handle_t* handle) {
