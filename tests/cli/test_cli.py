@@ -16,7 +16,6 @@ import xml.etree.ElementTree
 
 from command import COMMAND, ROOT, CommandTest, graph, run
 
-
 # What other launchers set for the processes of a job.
 LAUNCHERS = {"JAX_COORDINATOR_ADDRESS", "NNODES", "NODE_RANK", "SLURM_JOB_ID"}
 

@@ -229,3 +229,35 @@ def test_a_partial_sum_stays_partial_until_it_is_resharded() -> None:
     assert [(c.task, c.kind, c.times) for c in found] == [("reduce", "all-reduce", 1)]
     wanted = sum(jax.grad(lambda w, x=x: jnp.sum((x @ w) ** 2))(w[0]) for x in xs)
     assert_close(compiled(w[0], xs), wanted)
+
+
+@pytest.mark.parametrize(("data", "explicit"), MESHES)
+def test_values_in_pinned_host_memory(data: int, explicit: bool) -> None:
+    """Moves that a task writes, arguments and results that are there, also of other ranks."""
+    mesh = hand_mesh(2, data, explicit)
+    rows, other = on(mesh, 0, "data"), on(mesh, 1, "data")
+    host, other_host = (s.with_memory_kind("pinned_host") for s in (rows, other))
+
+    @mpmd.mpmd(mesh, in_shardings=(rows, host))
+    def program(x: Any, state: Any) -> Any:
+        @mpmd.task(out_shardings=(rows, host))
+        def forward(x: Any, state: Any) -> Any:
+            y = x + jax.device_put(state, rows)
+            return 2 * y, jax.device_put(y, host)
+
+        y, kept = forward(x, state)
+        sent = mpmd.transfer(y, out_shardings=other_host).done()
+        onward = mpmd.task(lambda s: s + 1, name="onward", out_shardings=other_host)(sent)
+        back = mpmd.task(lambda k: jax.device_put(k, rows) * 3, out_shardings=rows)(kept)
+        return kept, onward, back, mpmd.transfer(state, out_shardings=other).done()
+
+    x, state = (np.arange(8, dtype=np.float32).reshape(4, 2) + k for k in (0, 5))
+    compiled = program.compile(x, state)
+    found = compiled(x, state)
+    y = x + state
+    assert_close(found, (y, 2 * y + 1, 3 * y, state))
+    kinds = [leaf.sharding.memory_kind for leaf in found]
+    assert kinds == ["pinned_host", "pinned_host", "device", "device"]
+    assert_close(compiled(x, found[0])[0], x + y)  # what is there goes in as it is
+    peaks = [rank.peak_host_bytes for rank in compiled.cost_summary().ranks]
+    assert peaks[0] >= 2 * state.nbytes // data and peaks[1] > 0
