@@ -25,8 +25,9 @@ from jaxpp.errors import definition_line, make_error
 from jaxpp.mesh import MpmdMesh
 from jaxpp.plan.planning import Traced
 from jaxpp.step import BoundStep, LoweredStep, MpmdFunction, make_options
-from jaxpp.trace.call import Call
+from jaxpp.trace.call import Call, struct_of
 from jaxpp.trace.program import Program, TaskOptions, Transfer, current_program
+from jaxpp.trace.stacked import parts_of_leaves
 
 __all__ = [
     "LoweredMpmdFun",
@@ -51,17 +52,19 @@ class LocalJaxpr:
 
     def __init__(self, plan: Traced, rank: int) -> None:
         self._plan, self._rank = plan, rank
-        arguments = plan.staged.args()[: len(plan.arg_names)]
-        self.global_invar_indices = _on_rank(arguments, rank)
-        self.global_outvar_indices = _on_rank(plan.staged.outputs(), rank)
+        arguments, results = plan.staged.args(), plan.staged.outputs()
+        self.global_invar_indices = _on_rank(arguments, plan.argument_bounds, rank)
+        self.global_outvar_indices = _on_rank(results, plan.result_bounds, rank)
 
     def __str__(self) -> str:
         _, *programs = self._plan.text.split("\nactor ")
         return f"actor {programs[self._rank]}"
 
 
-def _on_rank(placed: Sequence[Any], rank: int) -> tuple[int, ...]:
-    return tuple(k for k, value in enumerate(placed) if rank in value.ranks)
+def _on_rank(placed: Sequence[Any], bounds: Sequence[Any], rank: int) -> tuple[int, ...]:
+    """The numbers of the leaves of which the rank has some part."""
+    parts = enumerate(parts_of_leaves(bounds))
+    return tuple(k for k, own in parts if any(rank in placed[v].ranks for v in own))
 
 
 class LoweredMpmdFun(LoweredStep):
@@ -99,9 +102,8 @@ class LoweredMpmdFun(LoweredStep):
     @property
     def used_inputs(self) -> Any:
         """For each argument leaf whether this process has to pass it."""
-        used = self._local_arguments()
-        leaves = [k in used for k in range(len(self.plan.arg_names))]
-        return jax.tree.unflatten(jax.tree.structure(self.in_shardings), leaves)
+        used, tree = self._local_arguments(), jax.tree.structure(self.in_shardings)
+        return jax.tree.unflatten(tree, [k in used for k in range(tree.num_leaves)])
 
     def __call__(self, *args: Any) -> Any:
         if self._bound is None:
@@ -119,13 +121,12 @@ class LoweredMpmdFun(LoweredStep):
             )
         given = dict(zip(used, local_args, strict=True))
         shardings, tree = jax.tree.flatten(self.in_shardings)
+        structs = map(struct_of, self._call.leaves)
         leaves = [
             given[k]
             if k in given
-            else MpmdArray([], sharding, shape=aval.shape, dtype=aval.dtype)
-            for k, (sharding, aval) in enumerate(
-                zip(shardings, self.plan.in_avals, strict=True)
-            )
+            else MpmdArray([], sharding, shape=struct.shape, dtype=struct.dtype)
+            for k, (sharding, struct) in enumerate(zip(shardings, structs, strict=True))
         ]
         return self(*jax.tree.unflatten(tree, leaves))
 

@@ -117,6 +117,9 @@ def trained(mesh: mpmd.MpmdMesh) -> Iterator[str]:
         return total, mpmd.transfer(b, out_shardings=on(mesh, 0)).done()
 
     yield from described("parted", program(xs[0], ys[0]))
+    lowered = program.lower(xs[0], ys[0])
+    used = zip((xs[0], ys[0]), lowered.used_inputs, strict=True)
+    yield from described("local", lowered.eval_local(*(x for x, u in used if u)))
 
 
 # --- Random programs ----------------------------------------------------------------------

@@ -125,6 +125,10 @@ def test_values_of_several_ranks(data: int, explicit: bool) -> None:
         (whole, total, double, left, right, first, rest, moved),
         (stacked, stacked.sum(0), 2 * stacked, stacked.sum(0), stacked.sum(0), a, b, b),
     )
+    lowered = program.lower(a, b)
+    assert [j.global_invar_indices for j in lowered.local_jaxprs] == [(0,), (1,), (1,), ()]
+    assert lowered.used_inputs == (True, True)
+    assert_close(lowered.eval_local(a, b)[0], stacked)
     assert left.sharding.mesh_ids == (0, 1) and right.sharding.mesh_ids == (2,)
     assert moved.sharding.mesh_ids == (0, 3) and moved.sharding.spec[0] == "stage"
     # What a step returns goes into the next one as it is.
