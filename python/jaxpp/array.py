@@ -452,16 +452,16 @@ class MpmdArray(jax.Array):  # type: ignore[misc]
         return shards
 
     def _shards_of_parts(self) -> list[MpmdShard]:
-        placement = self._placement
+        placement, axis = self._placement, self._placement.axis
         copies: collections.Counter[Any] = collections.Counter()
         shards = []
         for rank, (rows, numbers) in placement.rows_by_rank():
-            shape = (rows.stop - rows.start, *self.shape[1:])
+            shape = (*self.shape[:axis], rows.stop - rows.start, *self.shape[axis + 1 :])
             where = placement.rank_sharding(rank).devices_indices_map(shape)
             for device, index in where.items():
                 is_here = rank in placement.local_ranks and self._has_device(rank, device)
                 part = functools.partial(self._part_of_rows, rank, numbers, index, device)
-                own = (rows, *index[1:])
+                own = (*index[:axis], rows, *index[axis + 1 :])
                 key = tuple((one.start, one.stop) for one in own)
                 shards.append(MpmdShard(device, own, copies[key], part if is_here else None))
                 copies[key] += 1
@@ -471,7 +471,8 @@ class MpmdArray(jax.Array):  # type: ignore[misc]
         self, rank: int, numbers: range, index: tuple[slice, ...], device: jax.Device
     ) -> jax.Array:
         parts = [self._placement.parts[k].read(self._values[k], rank) for k in numbers]
-        return self._typed(_put(np.concatenate(parts)[index], self._at(device)))
+        whole = np.concatenate(parts, self._placement.axis)
+        return self._typed(_put(whole[index], self._at(device)))
 
     def _has_device(self, rank: int, device: jax.Device) -> bool:
         """Whether this process has a device that holds a part of the array."""

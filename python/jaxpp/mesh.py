@@ -357,13 +357,15 @@ def parted_sharding(
     mesh: MpmdMesh,
     ranks: tuple[int, ...],
     spec: PartitionSpec,
-    rows: int,
+    axis: int,
+    size: int,
     memory_kind: str | None = None,
 ) -> MpmdSharding:
-    """The closest JAX sharding of an array whose rows are split over ranks: rows divided over
-    the ranks in order (a rank with several stages actually holds the rows of its stages), or a
-    copy on each rank if the rows do not divide evenly."""
-    if rows % mesh.mesh_of_groups(ranks).shape[mesh.mpmd_axis_name]:
+    """The closest JAX sharding of an array of which an axis of this size is split over ranks:
+    the axis divided over the ranks in order (a rank with several stages actually holds the
+    parts of its stages), or a copy on each rank if it does not divide evenly."""
+    if size % mesh.mesh_of_groups(ranks).shape[mesh.mpmd_axis_name]:
         return MpmdSharding(mesh, ranks, spec, memory_kind)
-    parted = PartitionSpec(mesh.mpmd_axis_name, *tuple(spec)[1:])
-    return MpmdSharding._of(mesh, ranks, parted, memory_kind)
+    parts = [*spec, *[None] * (axis + 1 - len(spec))]
+    parts[axis] = mesh.mpmd_axis_name
+    return MpmdSharding._of(mesh, ranks, PartitionSpec(*parts), memory_kind)

@@ -51,21 +51,22 @@ class _Pieces:
         of_one = self.shape[array.ndim :]
         parts = list(_parts_of(array))
         shard = parts[0][1].sharding.shard_shape(parts[0][1].shape) + of_one
+        axis = array._placement.axis if isinstance(array, MpmdArray) else 0
         if len(parts) > 1:
-            bounds = [start for start, _ in parts]
-            rows = [part.sharding.shard_shape(part.shape)[0] for _, part in parts]
-            shard = (math.gcd(*bounds, *rows), *shard[1:])
+            starts = [start for start, _ in parts]
+            sizes = [part.sharding.shard_shape(part.shape)[axis] for _, part in parts]
+            shard = (*shard[:axis], math.gcd(*starts, *sizes), *shard[axis + 1 :])
         self.addressable_shards = [
             piece
             for start, part in parts
             for one in part.addressable_shards
             if one.replica_id == 0
-            for piece in _cut(one, start, shard, part.shape + of_one)
+            for piece in _cut(one, axis, start, shard, part.shape + of_one)
         ] or [_Piece((slice(None),) * self.ndim, 1, jax.ShapeDtypeStruct(shard, self.dtype))]
 
 
 def _parts_of(array: jax.Array) -> Iterator[tuple[int, jax.Array]]:
-    """The stored parts of the array, with the first row of each."""
+    """The stored parts of the array, each with its beginning along their axis."""
     if not isinstance(array, MpmdArray) or array._placement.is_whole:
         yield 0, array
         return
@@ -75,18 +76,21 @@ def _parts_of(array: jax.Array) -> Iterator[tuple[int, jax.Array]]:
 
 
 def _cut(
-    shard: Any, start: int, shape: tuple[int, ...], whole: tuple[int, ...]
+    shard: Any, axis: int, start: int, shape: tuple[int, ...], whole: tuple[int, ...]
 ) -> Iterator[_Piece]:
-    """Cuts a shard of a part that begins at row `start` into pieces of the given shape."""
+    """Cuts a shard of a part that begins at `start` of an axis into pieces of this shape."""
     data = physical_array(shard.data)
     if not shape:
         yield _Piece((), 0, data)
         return
-    first, *others = bounds_of(shard.index, whole)
-    for row in range(0, first[1] - first[0], max(1, shape[0])):
-        at = start + first[0] + row
-        index = (slice(at, at + shape[0]), *(slice(*bounds) for bounds in others))
-        yield _Piece(index, 0, data if len(data) == shape[0] else data[row : row + shape[0]])
+    bounds, size = bounds_of(shard.index, whole), shape[axis]
+    begin, end = bounds[axis]
+    inside, index = [slice(None)] * len(shape), [slice(*ends) for ends in bounds]
+    for at in range(0, end - begin, max(1, size)):
+        inside[axis] = slice(at, at + size)
+        index[axis] = slice(start + begin + at, start + begin + at + size)
+        one = data if data.shape[axis] == size else data[tuple(inside)]
+        yield _Piece(tuple(index), 0, one)
 
 
 class MpmdArrayHandler(ocp.type_handlers.ArrayHandler):  # type: ignore[misc]

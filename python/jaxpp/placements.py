@@ -264,7 +264,7 @@ class JaxPart:
 
 
 class Placement:
-    """Where an array is: one part on some ranks, or several along axis 0, each on its own."""
+    """Where an array is: one part on some ranks, or several along an axis, each on its own."""
 
     def __init__(self, parts: Sequence[Any], aval: Any) -> None:
         first = parts[0]
@@ -273,7 +273,10 @@ class Placement:
         self.memory: str = first.memory
         self.aval = _plain_aval(aval)
         self.ranks, self.local_ranks = first.ranks, first.local_ranks
+        self.axis = 0  # that the parts are ranges of
         if not self.is_whole:
+            sizes = zip(first.aval.shape, self.aval.shape, strict=True)
+            self.axis = next(k for k, (own, size) in enumerate(sizes) if own != size)
             self.ranks = tuple(sorted({rank for part in parts for rank in part.ranks}))
             self.local_ranks = tuple(r for r in self.ranks if self.devices.has_rank(r))
         self.key: tuple[Any, ...] = (self.aval.shape, self.aval.dtype, self.aval.weak_type)
@@ -286,8 +289,8 @@ class Placement:
         if self.is_whole:
             sharding: MpmdSharding = self.parts[0].sharding
             return sharding
-        rows = self.aval.shape[0]
-        return parted_sharding(self.mesh, self.ranks, self.spec, rows, self.memory)
+        axis, size = self.axis, self.aval.shape[self.axis]
+        return parted_sharding(self.mesh, self.ranks, self.spec, axis, size, self.memory)
 
     def rank_sharding(self, rank: int) -> NamedSharding:
         """The sharding of the copy, or of the rows, on a rank."""
@@ -296,8 +299,9 @@ class Placement:
         return NamedSharding(self.mesh.unstack[rank], self.spec, memory_kind=self.memory)
 
     def rows(self) -> list[slice]:
-        """The rows of each part."""
-        ends = np.cumsum([0, *(part.aval.shape[0] for part in self.parts)]).tolist()
+        """The range of each part along the axis."""
+        sizes = (part.aval.shape[self.axis] for part in self.parts)
+        ends = np.cumsum([0, *sizes]).tolist()
         return [slice(a, b) for a, b in zip(ends, ends[1:], strict=False)]
 
     def rows_by_rank(self) -> Iterator[tuple[int, tuple[slice, range]]]:
@@ -324,12 +328,14 @@ class Placement:
                 f"{list(self.local_ranks)}; use to_mpmd_local_array for those",
             )
         pairs = zip(self.parts, values, strict=True)
-        return np.concatenate([part.read(v, part.local_ranks[0]) for part, v in pairs])
+        found = [part.read(v, part.local_ranks[0]) for part, v in pairs]
+        return np.concatenate(found, self.axis)
 
     def read_rows(self, values: Sequence[Any], rank: int) -> np.ndarray:
         """The rows on a rank."""
         pairs = zip(self.parts, values, strict=True)
-        return np.concatenate([part.read(v, rank) for part, v in pairs if rank in part.ranks])
+        found = [part.read(v, rank) for part, v in pairs if rank in part.ranks]
+        return np.concatenate(found, self.axis)
 
 
 def carrier_of(dtype: Any) -> Any:

@@ -15,7 +15,7 @@ from jax._src.interpreters import partial_eval as pe
 from jax._src.sharding_impls import UNSPECIFIED
 from jax._src.state import discharge
 from jax._src.state.types import AbstractRef
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Primitive
 
 # JAX 0.11.2; absent in 0.10.2: how a scan marks its operands as constants and states.
 try:
@@ -33,9 +33,11 @@ __all__ = [
     "drop_unused_outputs",
     "is_differentiated",
     "is_ordered",
+    "is_recomputed",
     "is_ref",
     "is_transposed",
     "is_unspecified",
+    "never_recompute",
     "printed_lines",
     "scan_sizes",
     "settings_of",
@@ -150,6 +152,30 @@ def is_transposed(eqn: JaxprEqn) -> bool:
 def is_differentiated(eqn: JaxprEqn) -> bool:
     """Whether the equation belongs to the forward pass of a gradient."""
     return "jvp(" in str(eqn.source_info.name_stack)
+
+
+# JAX 0.10.2, 0.11.2: the name that remat's transpose gives what it computes again.
+def is_recomputed(eqn: JaxprEqn) -> bool:
+    """Whether an equation of a rematerialised backward computes part of the forward again."""
+    return "rematted_computation" in str(eqn.source_info.name_stack)
+
+
+# JAX 0.10.2, 0.11.2: partial_eval.partial_eval_jaxpr_custom_rules.
+def never_recompute(primitive: Primitive) -> None:
+    """Makes `jax.checkpoint`, whatever its policy, keep those results of the primitive that it
+    would use to compute others again."""
+
+    def rule(
+        policy: Any, unknown: Sequence[bool], instantiated: Sequence[bool], eqn: JaxprEqn
+    ) -> tuple[Any, ...]:
+        count = len(eqn.outvars)
+        if not any(unknown):
+            return eqn, None, [False] * count, [False] * count, []
+        operands = zip(eqn.invars, instantiated, strict=True)
+        kept = [v for v, i in operands if not i and isinstance(v, jax_core.Var)]
+        return None, eqn, [True] * count, [True] * count, kept
+
+    pe.partial_eval_jaxpr_custom_rules[primitive] = rule
 
 
 # JAX 0.10.2, 0.11.2: the `ctx` of an equation.

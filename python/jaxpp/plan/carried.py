@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from jaxpp import _core
-from jaxpp.trace.stacked import Bounds, parts_of_leaves
+from jaxpp.trace.boxes import Bounds
+from jaxpp.trace.stacked import parts_of_leaves
 
 __all__ = ["carried"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -32,11 +33,12 @@ from jaxpp.plan.carried import carried
 from jaxpp.plan.costs import CostSummary, cost_summary
 from jaxpp.plan.explaining import explained
 from jaxpp.plan.sharding import Partial, Specs, StepShardings
+from jaxpp.trace.boxes import Bounds
 from jaxpp.trace.call import Call, MemoryLimits, Options, Signature, Static, struct_of
 from jaxpp.trace.gather import Gather
 from jaxpp.trace.graph import FrontLoop, Graph, build_graph
 from jaxpp.trace.loop import refuse_refs_from_outside, warn_of_marks_without_loop
-from jaxpp.trace.stacked import Bounds, cut_results, part_step, parts_of_leaves
+from jaxpp.trace.stacked import cut_results, part_step, parts_of_leaves
 from jaxpp.trace.written import Place, cut_parted, place_of
 
 __all__ = [
@@ -104,7 +106,7 @@ class Planned:
         structs = []
         for cut, numbers, sharding in zip(self.result_bounds, parts, shardings, strict=True):
             aval = self.out_avals[numbers[0]]
-            shape = (cut[-1], *aval.shape[1:]) if cut else aval.shape
+            shape = cut.whole_shape(aval.shape) if cut else aval.shape
             structs.append(jax.ShapeDtypeStruct(shape, aval.dtype, sharding=sharding))
         return self.out_tree.unflatten(structs)
 
@@ -130,7 +132,9 @@ class Planned:
             spec, kind = self.specs.of(parts[0].value), parts[0].memory
             if cut:
                 ranks = tuple(sorted({rank for part in parts for rank in part.ranks}))
-                found.append(parted_sharding(self.mesh, ranks, spec, cut[-1], kind))
+                found.append(
+                    parted_sharding(self.mesh, ranks, spec, cut.axis, cut.ends[-1], kind)
+                )
             else:
                 found.append(MpmdSharding(self.mesh, parts[0].ranks or [0], spec, kind))
         return found
@@ -424,12 +428,12 @@ def _part_names(names: Sequence[str], bounds: Sequence[Bounds | None]) -> list[s
         if cut is None:
             found.append(name)
         else:
-            found += [f"{name}[{a}:{b}]" for a, b in zip(cut, cut[1:], strict=False)]
+            found += [f"{name}[{':, ' * cut.axis}{a}:{b}]" for a, b in cut.ranges()]
     return found
 
 
-def _cuts_rows(spec: PartitionSpec | None) -> bool:
-    return spec is not None and any(part is not None for part in spec.partitions[:1])
+def _shards(spec: PartitionSpec | None, axis: int) -> bool:
+    return spec is not None and any(p is not None for p in spec.partitions[axis : axis + 1])
 
 
 def _may_part(mesh: MpmdMesh) -> bool:
@@ -442,8 +446,10 @@ def _with_split_leaves(traced_call: _TracedCall) -> _TracedCall:
     if not _may_part(traced_call.mesh):
         return traced_call
     with traced_call.mesh.tracing_context():
-        may_cut = [not _cuts_rows(s) for s in traced_call.in_specs]
-        found, unparted = part_step(traced_call.closed, may_cut)
+        specs = traced_call.in_specs
+        found, unparted = part_step(
+            traced_call.closed, lambda k, axis: not _shards(specs[k], axis)
+        )
     avals = [v.aval for v in traced_call.closed.jaxpr.invars]
     warn_of_unparted(
         [(traced_call.arg_names[k], avals[k], line) for k, line in unparted.items()]
@@ -451,7 +457,7 @@ def _with_split_leaves(traced_call: _TracedCall) -> _TracedCall:
     if found is None:
         return traced_call
     cut = zip(found.results, traced_call.out_specs, strict=True)
-    if any(bounds and _cuts_rows(spec) for bounds, spec in cut):
+    if any(bounds and _shards(spec, bounds.axis) for bounds, spec in cut):
         return traced_call
     # Parts stay on the ranks of the stages that read them.
     ends = zip(traced_call.out_ranks, found.results, strict=True)
@@ -471,15 +477,18 @@ def _with_split_leaves(traced_call: _TracedCall) -> _TracedCall:
     )
 
 
-def _bounds_of(given: Any, rows: int) -> Bounds | None:
-    """How the sharding of a result divides its rows among ranks, if it does."""
+def _bounds_of(given: Any, shape: tuple[int, ...]) -> Bounds | None:
+    """How the sharding of a result divides an axis of it among ranks, if it does."""
     if not isinstance(given, MpmdSharding) or given.spec == given.spec_in_rank:
         return None
     ranks = len(given.mesh_ids)
     share_devices = given.mesh.shape[given.mpmd_mesh.mpmd_axis_name] != ranks
-    if share_devices or not rows or rows % ranks:
-        return None  # each rank holds all rows
-    return tuple(range(0, rows + 1, rows // ranks))
+    pairs = itertools.zip_longest(given.spec, given.spec_in_rank)
+    axis = next(k for k, (own, in_rank) in enumerate(pairs) if own != in_rank)
+    size = shape[axis]
+    if share_devices or not size or size % ranks:
+        return None  # each rank holds all of it
+    return Bounds(axis, tuple(range(0, size + 1, size // ranks)))
 
 
 def _with_split_results(traced_call: _TracedCall, given: Sequence[Any]) -> _TracedCall:
@@ -494,7 +503,7 @@ def _with_split_results(traced_call: _TracedCall, given: Sequence[Any]) -> _Trac
     for leaf, (sharding, known, at) in enumerate(numbers):
         shape = traced_call.closed.out_avals[at[0]].shape
         if known is None and shape:
-            bounds[leaf] = cuts[at[0]] = _bounds_of(sharding, shape[0])
+            bounds[leaf] = cuts[at[0]] = _bounds_of(sharding, shape)
     if not any(cuts):
         return traced_call
     ranks = [

@@ -65,8 +65,8 @@ class Argument:
 
     Args:
       part: where the plan wants it. name: for errors. donated: whether the step may write
-      to it. rows: its first row in the array that it is a part of. can_move: whether the step
-      can bring it from other ranks than it wants; None: as the devices can.
+      to it. begins: the axis that it is a range of in another array, and where. can_move:
+      whether the step can bring it from other ranks than it wants; None: as the devices can.
     """
 
     def __init__(
@@ -74,12 +74,12 @@ class Argument:
         part: Part,
         name: str,
         donated: bool,
-        rows: int = 0,
+        begins: tuple[int, int] = (0, 0),
         can_move: bool | None = None,
     ) -> None:
         self.part, self.name, self.donated = part, name, donated
         devices, shape = part.devices, part.physical_shape
-        blocks = [block_in(index, shape, rows) for index in part.slices]
+        blocks = [block_in(index, shape, begins) for index in part.slices]
         self._wanted = _core.Wanted(
             name,
             part.dtype_name,
@@ -108,13 +108,15 @@ class Argument:
 
 
 def block_in(
-    index: Sequence[slice], shape: tuple[int, ...], rows: int = 0
+    index: Sequence[slice], shape: tuple[int, ...], begins: tuple[int, int] = (0, 0)
 ) -> list[tuple[int, int]]:
-    """The bounds of a part of an array that begins at row `rows` of another."""
+    """The bounds of a part of an array that is a range of another: the axis, and where it
+    begins."""
     bounds = bounds_of(index, shape)
-    if rows:
-        (start, stop), *others = bounds
-        return [(start + rows, stop + rows), *others]
+    axis, at = begins
+    if at:
+        start, stop = bounds[axis]
+        bounds[axis] = (start + at, stop + at)
     return bounds
 
 
@@ -173,12 +175,14 @@ def _places_of(placement: Placement) -> list[_Place]:
 
 @functools.lru_cache(maxsize=4096)
 def _given_of_placement(placement: Placement) -> tuple[_core.Given, np.ndarray]:
-    first, blocks, rows = placement.parts[0], [], 0
+    first, blocks, at, axis = placement.parts[0], [], 0, placement.axis
     for part in placement.parts:
-        own = [block_in(index, part.physical_shape, rows) for index in part.slices]
+        own = [block_in(index, part.physical_shape, (axis, at)) for index in part.slices]
         blocks += own * len(part.ranks)
-        rows += 0 if placement.is_whole else part.physical_shape[0]
-    shape = first.physical_shape if placement.is_whole else (rows, *first.physical_shape[1:])
+        at += 0 if placement.is_whole else part.physical_shape[axis]
+    shape = first.physical_shape
+    if not placement.is_whole:
+        shape = (*shape[:axis], at, *shape[axis + 1 :])
     number = placement.devices.number
     return _given("client", first.dtype_name, number, shape, _places_of(placement), blocks)
 

@@ -27,8 +27,9 @@ from jaxpp.plan.planning import Planned, Traced
 from jaxpp.run.arguments import Argument, Source, source_of
 from jaxpp.run.saving import StepLayout, save_step
 from jaxpp.run.times import collecting, note_step
+from jaxpp.trace.boxes import Bounds
 from jaxpp.trace.call import Options
-from jaxpp.trace.stacked import Bounds, parts_of_leaves
+from jaxpp.trace.stacked import parts_of_leaves
 
 __all__ = ["CompiledStep"]
 
@@ -126,7 +127,7 @@ class CompiledStep:
             own = parts[numbers.start : numbers.stop]
             aval = own[0].aval
             if cut is not None:
-                aval = jax.core.ShapedArray((cut[-1], *aval.shape[1:]), aval.dtype)
+                aval = jax.core.ShapedArray(cut.whole_shape(aval.shape), aval.dtype)
             groups.append((numbers, Placement(own, aval)))
         return groups
 
@@ -140,7 +141,8 @@ class CompiledStep:
             return [Argument(placement.parts[0], name, donated)]
         name = name.rpartition("[")[0]  # of the leaf, without the rows of a part
         parts = zip(placement.parts, placement.rows(), strict=True)
-        return [Argument(part, name, donated, rows.start) for part, rows in parts]
+        axis = placement.axis
+        return [Argument(part, name, donated, (axis, rows.start)) for part, rows in parts]
 
     def _constant(self, number: int, part: Part, array: Any) -> _core.Value:
         name = f"constant {number} that the step closes over"

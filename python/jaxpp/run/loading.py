@@ -24,6 +24,7 @@ from jaxpp.plan.planning import Planned
 from jaxpp.plan.sharding import Specs
 from jaxpp.run.compiled import CompiledStep
 from jaxpp.run.trees import decode_tree, decode_value
+from jaxpp.trace.boxes import Bounds
 from jaxpp.trace.call import (
     Options,
     Static,
@@ -80,7 +81,7 @@ def _constant_of(data: bytes, row: Sequence[Any]) -> np.ndarray:
 
 
 def _bounds_of(rows: Sequence[Any]) -> list[Any]:
-    return [None if row is None else tuple(row) for row in rows]
+    return [None if row is None else Bounds(row[0], tuple(row[1])) for row in rows]
 
 
 def _tree_of(path: str, front: dict[str, Any], key: str) -> Any:

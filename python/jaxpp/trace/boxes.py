@@ -10,11 +10,12 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
 __all__ = [
+    "Bounds",
     "Box",
     "atoms",
     "common_box",
@@ -25,7 +26,6 @@ __all__ = [
     "matches",
     "merged",
     "positions",
-    "row_boxes",
     "sizes",
     "split",
     "whole_box",
@@ -38,9 +38,30 @@ def whole_box(shape: Sequence[int]) -> Box:
     return tuple(map(range, shape))
 
 
-def row_boxes(bounds: Sequence[int], shape: Sequence[int]) -> list[Box]:
-    """The boxes of the rows between these bounds."""
-    return [(range(a, b), *map(range, shape[1:])) for a, b in itertools.pairwise(bounds)]
+class Bounds(NamedTuple):
+    """How an array is cut into parts, which are ranges along one axis."""
+
+    axis: int
+    ends: tuple[int, ...]  # 0, ..., the size of the axis
+
+    def ranges(self) -> list[tuple[int, int]]:
+        """Where each part begins and ends."""
+        return list(itertools.pairwise(self.ends))
+
+    def resized(self, shape: Sequence[int], size: int) -> tuple[int, ...]:
+        """The shape with another size along the axis."""
+        return (*shape[: self.axis], size, *shape[self.axis + 1 :])
+
+    def whole_shape(self, part: Sequence[int]) -> tuple[int, ...]:
+        """The shape of the array, from that of a part."""
+        return self.resized(part, self.ends[-1])
+
+    def boxes(self, shape: Sequence[int]) -> list[Box]:
+        """The box of each part of an array of this shape."""
+        rest = whole_box(shape)
+        return [
+            (*rest[: self.axis], range(a, b), *rest[self.axis + 1 :]) for a, b in self.ranges()
+        ]
 
 
 def sizes(box: Box) -> tuple[int, ...]:

@@ -9,6 +9,7 @@ the forward. Any other equation becomes one op.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,9 +33,10 @@ from jaxpp.trace.custom_calls import check_equation
 from jaxpp.trace.gather import Gather, WeightGathers
 from jaxpp.trace.keys import literal_key, param_key
 from jaxpp.trace.loop import closed_over_error, loop_p
-from jaxpp.trace.marks import mark_backward_p, mark_p, mark_tangent_p
+from jaxpp.trace.marks import holds_marks, mark_backward_p, mark_p, mark_tangent_p
 from jaxpp.trace.memories import is_move, memory_after, without_memory
 from jaxpp.trace.nested import refuse_traced, step_p
+from jaxpp.trace.recomputation import CutRecomputation
 from jaxpp.trace.splitting import (
     Branch,
     Conditional,
@@ -213,6 +215,15 @@ def _scans_for_marks(jaxpr: Jaxpr, used: Sequence[bool], found: list[Any]) -> li
             v for v, i in zip(eqn.invars, ins, strict=True) if i and isinstance(v, Var)
         )
     return [v in needed for v in jaxpr.invars]
+
+
+def _num_scans(eqn: JaxprEqn) -> int:
+    """The number of scans that adding the equation to a body takes from `scans_for_marks`."""
+    called = None if eqn.primitive in _MARKS else _called(eqn)
+    if called is None:
+        return int(eqn.primitive.name == "scan")
+    jaxpr = called.jaxpr if isinstance(called, ClosedJaxpr) else called
+    return sum(map(_num_scans, jaxpr.eqns))
 
 
 class _Builder:
@@ -431,12 +442,44 @@ class _Builder:
     ) -> list[Operand]:
         """Inlines a rematerialised backward: values that vary pass a barrier, as in JAX's
         lowering."""
-        if eqn.params.get("prevent_cse", True):
-            operands = self.add_barrier(eqn, operands)
         outer, self.recomputing = self.recomputing, True
-        outs = self.walk(called, operands)
+        if self.outside is not None and holds_marks(eqn.params["jaxpr"]):
+            outs = self.add_cut_recomputation(eqn, operands)
+        else:
+            if eqn.params.get("prevent_cse", True):
+                operands = self.add_barrier(eqn, operands)
+            outs = self.walk(called, operands)
         self.recomputing = outer
         return outs
+
+    def add_cut_recomputation(self, eqn: JaxprEqn, operands: list[Operand]) -> list[Operand]:
+        """Adds a rematerialised backward with marks in it, each part behind its own barrier.
+        The barrier also keeps what is computed again on the rank of its part, so it is there
+        whatever `prevent_cse` says."""
+        cut = CutRecomputation(eqn.params["jaxpr"], _called)
+        numbers = [_num_scans(item.eqn) for item in cut.items]
+        scans = [list(itertools.islice(self.scans_for_marks, n)) for n in numbers]
+        after = self.scans_for_marks
+        values: dict[int, Operand] = dict(enumerate(operands))
+        values.update((v, self.add_const(const)) for v, const in cut.consts.items())
+        here = values  # as the part has them
+        passed: list[int] = []  # through the mark before the part
+        for part in range(cut.num_parts):
+            behind = [*cut.operands_of(part), *passed]
+            barred = self.add_barrier(eqn, [values[v] for v in behind])
+            here = {**values, **dict(zip(behind, barred, strict=True))}
+            values.update((v, here[v]) for v in passed)
+            for item, item_scans in zip(cut.items, scans, strict=True):
+                if part not in item.parts:
+                    continue
+                self.scans_for_marks = iter(item_scans)
+                taken = [here[o] if isinstance(o, int) else o for o in item.operands]
+                made = dict(zip(item.results, self.add_eqn(item.eqn, taken), strict=True))
+                here.update(made)
+                values.update(made)
+                passed = item.results
+        self.scans_for_marks = after
+        return [here[o] if isinstance(o, int) else o for o in cut.results]
 
     def add_barrier(self, eqn: JaxprEqn, operands: list[Operand]) -> list[Operand]:
         varying = [o for o in operands if isinstance(o, int) and not self._is_outside(o)]
@@ -531,8 +574,6 @@ class _Builder:
     def add_mark(self, eqn: JaxprEqn, operands: list[Operand]) -> list[Operand]:
         if self.outside is None or eqn.primitive is mark_tangent_p:
             return operands  # outside a loop a mark has no effect
-        if eqn.primitive is mark_p and self.recomputing:
-            return operands  # the stage ended when this was first computed
         uid = eqn.params["uid"]
         if eqn.primitive is mark_p:
             stage, kind = self.num_marks, _core.OP_MARK

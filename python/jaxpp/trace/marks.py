@@ -17,12 +17,13 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Primitive, Var
 from jax.interpreters import ad, batching, mlir
 
 from jaxpp.errors import check_arrays, counted, here, make_error, shorten
-from jaxpp.jax_internals.jaxprs import is_differentiated
+from jaxpp.jax_internals.jaxprs import is_differentiated, never_recompute
 from jaxpp.jax_internals.lines import line_of, user_frames
 
 __all__ = [
     "find_mistake",
     "first_mark",
+    "holds_marks",
     "inner_jaxprs",
     "mark_backward_p",
     "mark_p",
@@ -71,6 +72,9 @@ def _make_identity(primitive: Primitive) -> None:
 for _primitive in (mark_p, mark_tangent_p, mark_backward_p):
     _make_identity(_primitive)
 
+# A stage keeps its inputs until its backward, so what it computes again begins with them.
+never_recompute(mark_p)
+
 
 def _mark_jvp(primals: Any, tangents: Any, **params: Any) -> Any:
     outs = mark_p.bind(*primals, **params)
@@ -111,7 +115,8 @@ def mark_stage_end(anchor: Any, name: str | None = None) -> Any:
 
     It is the identity on any pytree of arrays. A model of S stages has S marks, one at the end
     of each stage. It can be differentiated (its transpose begins the same stage's backward) and
-    vmapped. Outside `treduce` it has no effect.
+    vmapped. Inside of `jax.checkpoint` it ends the stage as elsewhere: each stage computes
+    again what it uses, from its own inputs. Outside `treduce` it has no effect.
 
     Args:
       anchor: a pytree of arrays, of any shapes and dtypes. name: a name for error messages
@@ -211,9 +216,8 @@ class _MarkCollector:
         everything = functools.reduce(operator.or_, operands, 0)
         outs = [everything] * len(eqn.outvars)
         inners = list(inner_jaxprs(eqn))
-        if not any(map(_holds_marks, inners)):
+        if not any(map(holds_marks, inners)):
             return outs
-        recomputed = len(self.marks) if eqn.params.get("differentiated") else None
         frames = (*user_frames(eqn), *calls)
         for inner in inners:
             same = len(inner.invars) == len(operands)
@@ -221,16 +225,14 @@ class _MarkCollector:
             found = self.walk(inner, given, frames, differentiated)
             if same and len(found) == len(outs):
                 outs = found
-        if recomputed is not None:  # its stages ended when it was first computed
-            del self.marks[recomputed:]
         return outs
 
 
-def _holds_marks(jaxpr: Jaxpr) -> bool:
+def holds_marks(jaxpr: Jaxpr) -> bool:
+    """Whether a mark, or the backward of one, is in it, at any depth."""
     marks = (mark_p, mark_backward_p)
     return any(
-        eqn.primitive in marks or any(map(_holds_marks, inner_jaxprs(eqn)))
-        for eqn in jaxpr.eqns
+        eqn.primitive in marks or any(map(holds_marks, inner_jaxprs(eqn))) for eqn in jaxpr.eqns
     )
 
 

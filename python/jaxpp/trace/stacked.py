@@ -5,7 +5,8 @@ would hold that array, its gradient and its optimizer state. So the traced step 
 again with such a leaf as several arguments, one for the layers of each stage. Equations that
 read rows by constant indices (`rows.py`) read them from the parts, their transposes return
 parts of the gradient, and elementwise operations and reductions run on each part. A leaf stays
-whole if any other equation needs all of it. The user sees one array.
+whole if any other equation needs all of it. The layers may be along any axis; their places
+along it are called rows. The user sees one array.
 """
 
 from __future__ import annotations
@@ -25,22 +26,22 @@ from jax.sharding import Sharding
 from jaxpp.jax_internals.jaxprs import continued, drop_unused, settings_of, without_constants
 from jaxpp.jax_internals.lines import at_line_of
 from jaxpp.operations import Add
-from jaxpp.trace.boxes import Box, common_box, is_whole, row_boxes, sizes, whole_box
+from jaxpp.trace.boxes import Bounds, Box, common_box, is_whole, sizes, whole_box
 from jaxpp.trace.loop import loop_p
 from jaxpp.trace.memories import is_move, move_of_one
 from jaxpp.trace.pieces import Parted, Piece
 from jaxpp.trace.rows import constant, fold, gathered_places, moved_axes, scattered_values
 from jaxpp.trace.splitting import inlined_call
-from jaxpp.trace.stage_rows import ELEMENTWISE, Bounds, LeafCuts, find_parting, is_reshape
+from jaxpp.trace.stage_rows import ELEMENTWISE, LeafCuts, find_parting, is_reshape
 
-__all__ = ["Bounds", "PartedStep", "cut_results", "part_step", "parts_of_leaves"]
+__all__ = ["PartedStep", "cut_results", "part_step", "parts_of_leaves"]
 
 
 def parts_of_leaves(bounds: Sequence[Bounds | None]) -> list[range]:
     """For each leaf the indices of its parts among all parts; a whole leaf is one part."""
     found, at = [], 0
     for cut in bounds:
-        stop = at + (len(cut) - 1 if cut else 1)
+        stop = at + (len(cut.ranges()) if cut else 1)
         found.append(range(at, stop))
         at = stop
     return found
@@ -101,9 +102,9 @@ class _Evaluator:
 
     def layouts(self, shape: tuple[int, ...]) -> list[tuple[Box, ...]]:
         """How values of this shape may be cut."""
-        bounds = self.parting.bounds.get(shape[0]) if shape else None
-        rows = [tuple(row_boxes(bounds, shape))] if bounds else []
-        return [*rows, *self.views.get(shape, ())]
+        bounds = self.parting.of(shape)
+        parts = [tuple(bounds.boxes(shape))] if bounds else []
+        return [*parts, *self.views.get(shape, ())]
 
     def made(self, value: Parted) -> Any:
         """The value, as an array if it is a single piece. Records how it is cut, because values
@@ -262,24 +263,34 @@ class _Evaluator:
         """A loop's result, cut like the leaves of its shape, if there are any."""
         bounds = None
         if isinstance(value, Parted):
-            bounds = self.parting.bounds.get(value.aval.shape[0])
+            bounds = self.parting.of(value.aval.shape)
         if bounds is None:
             return value
-        boxes = row_boxes(bounds, value.aval.shape)
+        boxes = bounds.boxes(value.aval.shape)
         some = [b for b in boxes if any(common_box(b, own) for own in value.boxes)]
         return value.cut_at(some)
 
     def by_rows(self, value: Any) -> Any:
-        """The step's result with all rows, in order."""
+        """The step's result with all parts, in order."""
         if not isinstance(value, Parted):
             return value
-        shape = value.aval.shape
-        rows = value.of(sorted(value.pieces, key=lambda piece: piece.box[0][0]))
-        bounds = _row_bounds(rows)
-        if list(rows.boxes) == row_boxes(bounds, shape) and bounds[-1] == shape[0]:
-            return rows
-        known = self.parting.bounds.get(shape[0])
-        return value.cut_at(row_boxes(known, shape)) if known else value.whole
+        shape, axis = value.aval.shape, self.axis_of(value)
+        parts = value.of(sorted(value.pieces, key=lambda piece: piece.box[axis][0]))
+        bounds = self.bounds_of(parts)
+        if list(parts.boxes) == bounds.boxes(shape) and bounds.ends[-1] == shape[axis]:
+            return parts
+        known = self.parting.of(shape)
+        return value.cut_at(known.boxes(shape)) if known else value.whole
+
+    def axis_of(self, value: Parted) -> int:
+        """The axis along which a result of the step is cut."""
+        known = self.parting.of(value.aval.shape)
+        return known.axis if known else 0
+
+    def bounds_of(self, value: Parted) -> Bounds:
+        """Where the pieces of a result end."""
+        axis = self.axis_of(value)
+        return Bounds(axis, (0, *(box[axis][-1] + 1 for box in value.boxes)))
 
     def elementwise(self, eqn: JaxprEqn, operands: list[Any]) -> Any:
         parted = [o for o in operands if isinstance(o, Parted)]
@@ -416,11 +427,6 @@ def _fits(own: Sequence[Box], boxes: Sequence[Box]) -> bool:
     return all(any(common_box(a, b) == a for b in boxes) for a in own)
 
 
-def _row_bounds(value: Parted) -> Bounds:
-    """The rows at which its pieces end."""
-    return (0, *(box[0][-1] + 1 for box in value.boxes))
-
-
 def _by_layout(arrays: Sequence[Any], layouts: Sequence[Any]) -> list[Any]:
     """Packs arrays into values with these pieces."""
     return _flatten(layouts)[1](arrays)
@@ -466,27 +472,29 @@ class PartedStep:
 
 
 def part_step(
-    closed: ClosedJaxpr, may_cut: Sequence[bool]
+    closed: ClosedJaxpr, may_cut: Callable[[int, int], bool]
 ) -> tuple[PartedStep | None, dict[int, str | None]]:
-    """The step with the leaves whose rows stages read split into parts, or None if there are
-    none; and the leaves that stay whole although several stages read rows of them, each with a
-    line."""
+    """The step with the leaves of which each stage reads a part split into parts, or None if
+    there are none; and the leaves that stay whole although several stages read rows of them,
+    each with a line. `may_cut`: as for `find_parting`."""
     parting, lines = find_parting(closed, may_cut)
     refused: set[int] = set()
     while parting.leaves:
         evaluator = _Evaluator(parting)
         found = _evaluate(closed, evaluator)
-        more = {k for k in evaluator.wanted if may_cut[k]} - refused - parting.leaves
+        wanted = evaluator.wanted - refused - parting.leaves
+        bounds = {k: parting.of(closed.jaxpr.invars[k].aval.shape) for k in wanted}
+        more = {k for k, cut in bounds.items() if cut and may_cut(k, cut.axis)}
         if not more:
             refused |= evaluator.refused
             if not parting.leaves & refused:
                 return found, {k: v for k, v in lines.items() if k not in parting.leaves}
-        parting = LeafCuts(parting.bounds, (parting.leaves | more) - refused)
+        parting = dataclasses.replace(parting, leaves=(parting.leaves | more) - refused)
     return None, lines
 
 
 def cut_results(closed: ClosedJaxpr, bounds: Sequence[Bounds | None]) -> ClosedJaxpr:
-    """The step that returns the rows within these bounds as separate results."""
+    """The step that returns the parts within these bounds as separate results."""
 
     def cut(*wholes: Any) -> list[Any]:
         results: list[Any] = []
@@ -494,7 +502,9 @@ def cut_results(closed: ClosedJaxpr, bounds: Sequence[Bounds | None]) -> ClosedJ
             if at is None:
                 results.append(whole)
             else:
-                results += [whole[a:b] for a, b in itertools.pairwise(at)]
+                results += [
+                    jax.lax.slice_in_dim(whole, a, b, axis=at.axis) for a, b in at.ranges()
+                ]
         return results
 
     structs = map(_struct, closed.out_avals)
@@ -504,7 +514,7 @@ def cut_results(closed: ClosedJaxpr, bounds: Sequence[Bounds | None]) -> ClosedJ
 def _evaluate(closed: ClosedJaxpr, evaluator: _Evaluator) -> PartedStep:
     jaxpr, parting = closed.jaxpr, evaluator.parting
     arguments = [
-        parting.bounds.get(v.aval.shape[0]) if k in parting.leaves else None
+        parting.of(v.aval.shape) if k in parting.leaves else None
         for k, v in enumerate(jaxpr.invars)
     ]
     structs: list[Any] = []
@@ -512,8 +522,8 @@ def _evaluate(closed: ClosedJaxpr, evaluator: _Evaluator) -> PartedStep:
         if bounds is None:
             structs.append(_struct(v.aval))
             continue
-        for begin, end in zip(bounds, bounds[1:], strict=False):
-            shape = (end - begin, *v.aval.shape[1:])
+        for begin, end in bounds.ranges():
+            shape = bounds.resized(v.aval.shape, end - begin)
             structs.append(jax.ShapeDtypeStruct(shape, v.aval.dtype))
     results: list[Bounds | None] = []
 
@@ -524,11 +534,11 @@ def _evaluate(closed: ClosedJaxpr, evaluator: _Evaluator) -> PartedStep:
                 args.append(next(rest))
                 evaluator.tag(args[-1], [k])
             else:
-                boxes = row_boxes(bounds, v.aval.shape)
+                boxes = bounds.boxes(v.aval.shape)
                 pieces = [Piece(box, next(rest)) for box in boxes]
                 args.append(Parted(pieces, v.aval, frozenset([k])))
         outs = [evaluator.by_rows(o) for o in evaluator.run(jaxpr, closed.consts, args)]
-        results.extend(_row_bounds(o) if isinstance(o, Parted) else None for o in outs)
+        results.extend(evaluator.bounds_of(o) if isinstance(o, Parted) else None for o in outs)
         return _flatten(outs)[0]
 
     made = jax.make_jaxpr(run)(*structs)

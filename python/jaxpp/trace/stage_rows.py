@@ -1,10 +1,11 @@
-"""Finds the leaves that hold the weights of several stages, and the rows each stage reads."""
+"""Finds the leaves that hold the weights of several stages, the axis of the layers in each, and
+the places along it that each stage reads. These are called rows, as along the first axis."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,16 +13,14 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
 from jaxpp.jax_internals.jaxprs import is_transposed, without_constants
 from jaxpp.jax_internals.lines import user_line
-from jaxpp.trace.boxes import groups
+from jaxpp.trace.boxes import Bounds, groups
 from jaxpp.trace.loop import loop_p
 from jaxpp.trace.marks import mark_p
 from jaxpp.trace.memories import is_move
 from jaxpp.trace.rows import Places, fold, gathered_places, moved_axes
 from jaxpp.trace.splitting import inlined_call, is_recomputation
 
-__all__ = ["ELEMENTWISE", "Bounds", "LeafCuts", "find_parting", "is_reshape"]
-
-Bounds = tuple[int, ...]  # 0, ..., the size of axis 0
+__all__ = ["ELEMENTWISE", "LeafCuts", "find_parting", "is_reshape"]
 
 ELEMENTWISE = {
     *("abs", "neg", "sign", "floor", "ceil", "round", "is_finite", "exp", "exp2", "log"),
@@ -38,10 +37,42 @@ _MOST_IDS = 1 << 22  # limit on the rows of a view
 
 @dataclasses.dataclass
 class LeafCuts:
-    """How leaves that are stored in parts are cut along axis 0."""
+    """How leaves that are stored in parts are cut."""
 
-    bounds: dict[int, Bounds]  # by the size of axis 0
+    rows: dict[int, Bounds]  # along axis 0, by its size
+    others: dict[tuple[int, ...], Bounds]  # along another axis, by the leaf's shape
     leaves: set[int]  # numbers of the step's arguments
+
+    def of(self, shape: tuple[int, ...]) -> Bounds | None:
+        """How leaves of this shape are cut."""
+        return self.others.get(shape) or (self.rows.get(shape[0]) if shape else None)
+
+    def add(
+        self,
+        axis: int,
+        finder: _StageFinder,
+        leaves: Iterable[int],
+        shapes: Sequence[tuple[int, ...]],
+        lines: dict[int, str | None],
+    ) -> None:
+        """Adds the leaves that can be cut along an axis, and the lines that read them."""
+        # Gradients are recognised by their shapes, so leaves of a shape are cut in one way.
+        known = ((shapes[k], self.of(shapes[k])) for k in self.leaves)
+        taken = {shape for shape, cut in known if cut and cut.axis != axis}
+        found = {k for k in leaves if finder.cuts[k] and shapes[k] not in taken}
+        self.leaves |= found
+        lines.update((leaf, finder.lines.get(leaf)) for leaf in found)
+        cuts: dict[tuple[int, ...], set[int]] = {}
+        for leaf in found:
+            key = shapes[leaf] if axis else shapes[leaf][:1]
+            cuts.setdefault(key, set()).update(finder.cuts[leaf])
+        for shape, at in cuts.items():
+            size = shape[axis]
+            if axis:
+                self.others[shape] = Bounds(axis, (0, *sorted(at), size))
+            else:
+                ends = self.rows.get(size, Bounds(0, ())).ends
+                self.rows[size] = Bounds(0, tuple(sorted({0, *ends, *at, size})))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,9 +180,11 @@ class _StageFinder:
         self.cuts: dict[
             int, set[int]
         ] = {}  # argument -> rows at which another stage's rows begin
+        self.divided: set[int] = set()  # arguments of which stages read different rows
         self.lines: dict[int, str | None] = {}  # argument -> lines that read its rows
         self.unknown: dict[int, set[int]] = {}  # argument -> stages that read unknown parts
         self.unparted: set[int] = set()  # arguments with unknown parts read by several stages
+        self.taken: set[int] = set()  # arguments of which known elements are taken
 
     def walk(self, jaxpr: Jaxpr, given: Sequence[Any]) -> list[Any]:
         """For each result a view, `_Unknown`, a constant or None, from those for arguments."""
@@ -185,6 +218,8 @@ class _StageFinder:
             takes = np.stack(list(stages.values()))
             others = (takes[:, 1:] != takes[:, :-1]).any(axis=0)
             self.cuts.setdefault(leaf, set()).update((np.flatnonzero(others) + 1).tolist())
+            if (takes != takes[0]).any():
+                self.divided.add(leaf)
         self.unparted |= {leaf for leaf, stages in self.unknown.items() if len(stages) > 1}
 
     def _call(self, closed: ClosedJaxpr, found: list[Any], backward: bool) -> list[Any]:
@@ -203,6 +238,7 @@ class _StageFinder:
         name, known = eqn.primitive.name, all(isinstance(v, _View) for v in views)
         outs = _views_after(eqn, found) if known else None
         if outs is not None and None not in outs:
+            self.taken |= views[0].leaves if name in _TAKES else set()
             if name in _REARRANGES and self.marks is not None:
                 for leaf in views[0].leaves:
                     self.lines.setdefault(leaf, user_line(eqn))
@@ -235,29 +271,50 @@ class _StageFinder:
             stages[self.marks] = rows | stages.get(self.marks, False)
 
 
-def find_parting(
-    closed: ClosedJaxpr, may_cut: Sequence[bool]
-) -> tuple[LeafCuts, dict[int, str | None]]:
-    """The arguments whose rows the stages of a loop read by constant indices, and those whose
-    rows several stages read in any way, each with a line that does.
-
-    `may_cut`: for each argument whether its sharding leaves axis 0 whole.
-    """
-    avals = [v.aval for v in closed.jaxpr.invars]
-    sizes = [aval.shape[0] if aval.shape else 0 for aval in avals]
-    views: list[_View | _Unknown | None] = [None] * len(avals)
-    for k, (size, aval) in enumerate(zip(sizes, avals, strict=True)):
-        if may_cut[k] and size > _MOST_IDS:
+def _find_along(
+    axis: int, leaves: Iterable[int], closed: ClosedJaxpr, may_cut: Callable[[int, int], bool]
+) -> _StageFinder:
+    """Walks the step for the places along an axis of some arguments that its stages read."""
+    shapes = [v.aval.shape for v in closed.jaxpr.invars]
+    sizes = [shape[axis] if len(shape) > axis else 0 for shape in shapes]
+    views: list[_View | _Unknown | None] = [None] * len(shapes)
+    for k in leaves:
+        if may_cut(k, axis) and sizes[k] > _MOST_IDS:
             views[k] = _Unknown(frozenset([k]))
-        elif may_cut[k] and size > 0:
-            ids = np.arange(size).reshape(size, *[1] * (aval.ndim - 1))
+        elif may_cut(k, axis) and sizes[k] > 0:
+            one = [1] * len(shapes[k])
+            ids = np.arange(sizes[k]).reshape(*one[:axis], sizes[k], *one[axis + 1 :])
             views[k] = _View(frozenset([k]), ids)
     finder = _StageFinder(sizes)
     finder.walk(without_constants(closed.jaxpr), [*closed.consts, *views])
-    cuts: dict[int, set[int]] = {}
-    leaves = {leaf for leaf, found in finder.cuts.items() if found}
-    for leaf in leaves:
-        cuts.setdefault(sizes[leaf], set()).update(finder.cuts[leaf])
-    bounds = {size: (0, *sorted(found), size) for size, found in cuts.items()}
-    lines = {leaf: finder.lines.get(leaf) for leaf in leaves | finder.unparted}
-    return LeafCuts(bounds, leaves), lines
+    return finder
+
+
+def find_parting(
+    closed: ClosedJaxpr, may_cut: Callable[[int, int], bool]
+) -> tuple[LeafCuts, dict[int, str | None]]:
+    """The arguments of which the stages of a loop read different places along an axis by
+    constant indices, and those of which several stages read rows in any way, each with a line
+    that does. The axis is the first one along which they do.
+
+    `may_cut`: whether the sharding of an argument, by its number, leaves an axis whole.
+    """
+    shapes = [v.aval.shape for v in closed.jaxpr.invars]
+    parting = LeafCuts({}, {}, set())
+    lines: dict[int, str | None] = {}
+    same: _StageFinder | None = None  # along axis 0: also of leaves that all stages read alike
+    axis, candidates = 0, set(range(len(shapes)))
+    while candidates:
+        finder = _find_along(axis, candidates, closed, may_cut)
+        parting.add(axis, finder, finder.divided, shapes, lines)
+        if axis == 0:
+            same = finder
+        axis += 1
+        # Of other leaves, no stage reads a known part.
+        candidates -= parting.leaves
+        candidates &= finder.taken | {k for k in candidates if not may_cut(k, axis - 1)}
+        candidates = {k for k in candidates if len(shapes[k]) > axis}
+    if same is not None:
+        parting.add(0, same, set(same.cuts) - parting.leaves, shapes, lines)
+        lines.update((leaf, same.lines.get(leaf)) for leaf in same.unparted)
+    return parting, lines

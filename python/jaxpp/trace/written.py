@@ -15,6 +15,7 @@ from jaxpp.errors import make_error, shorten
 from jaxpp.jax_internals.jaxprs import changed_jaxpr
 from jaxpp.jax_internals.lines import user_line
 from jaxpp.mesh import MpmdMesh, MpmdSharding, memory_of
+from jaxpp.trace.boxes import Bounds
 
 __all__ = [
     "Cut",
@@ -166,9 +167,9 @@ class Cut:
     """
 
     closed: ClosedJaxpr
-    argument_bounds: list[tuple[int, ...] | None]
+    argument_bounds: list[Bounds | None]
     arguments: list[Place]
-    result_bounds: list[tuple[int, ...] | None]
+    result_bounds: list[Bounds | None]
     results: list[Place]
 
 
@@ -201,10 +202,10 @@ def _flat(groups: Sequence[Sequence[Any]]) -> list[Any]:
     return [item for group in groups for item in group]
 
 
-def _bounds(parts: Sequence[Any]) -> tuple[int, ...] | None:
+def _bounds(parts: Sequence[Any]) -> Bounds | None:
     if len(parts) == 1:
         return None
-    return (0, *itertools.accumulate(part.aval.shape[0] for part in parts))
+    return Bounds(0, (0, *itertools.accumulate(part.aval.shape[0] for part in parts)))
 
 
 def _check_equation(eqn: JaxprEqn) -> None:

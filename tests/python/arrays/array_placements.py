@@ -38,19 +38,19 @@ WHOLE: dict[str, Callable[[Any], MpmdArray]] = {
 }
 
 
-def by_parts(x: Any, **axes: int) -> MpmdArray:
-    """Rows in four parts, the first and third on rank 0: weights of stages that are stacked.
-    On ranks of several devices columns are sharded.
+def by_parts(x: Any, along: int = 0, **axes: int) -> MpmdArray:
+    """Rows, or columns along axis 1, in four parts, the first and third on rank 0: weights of
+    stages that are stacked. On ranks of several devices the other axis is sharded.
 
     The step changes nothing in them.
     """
-    rows = len(x) // 4
+    size = x.shape[along] // 4
 
     def loss(stacked: Any, scale: Any) -> Any:
         y = scale
         for stage in range(4):
-            part = jnp.sum(stacked[stage * rows : (stage + 1) * rows])
-            y = jaxpp.mark_stage_end(jnp.tanh(y + part) ** 2)
+            part = jax.lax.slice_in_dim(stacked, stage * size, (stage + 1) * size, axis=along)
+            y = jaxpp.mark_stage_end(jnp.tanh(y + jnp.sum(part)) ** 2)
         return y
 
     def step(stacked: Any, scales: Any) -> Any:
@@ -62,7 +62,7 @@ def by_parts(x: Any, **axes: int) -> MpmdArray:
         )
         return stacked - 0 * grads
 
-    spec = P(None, *axes) if axes else P()
+    spec = P(*[None] * (1 - along), *axes) if axes else P()
     placed = jaxpp.mpmd_jit_with_loop(
         step, mesh_of(2, axes), in_specs=(spec, P()), out_specs=spec
     )

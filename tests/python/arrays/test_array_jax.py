@@ -227,10 +227,11 @@ def test_functions_of_floats(place: str) -> None:
 
 
 @pytest.mark.parametrize("axes", [{}, {"data": 2}], ids=str)
-def test_functions_of_an_array_in_parts(axes: dict[str, int]) -> None:
+@pytest.mark.parametrize("along", [0, 1])
+def test_functions_of_an_array_in_parts(along: int, axes: dict[str, int]) -> None:
     rows = jnp.arange(32.0, dtype=jnp.float32).reshape(8, 4) * 0.37
     names = MOVING - {"numpy + x"} | {"training", "global_norm", "jit", "x @ x.T"}
-    check(by_parts(rows, **axes), rows, names)
+    check(by_parts(rows, along, **axes), rows, names)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

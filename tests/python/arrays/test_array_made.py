@@ -27,6 +27,8 @@ PLACED: dict[str, Callable[[Any], MpmdArray]] = {
     **WHOLE,
     "by parts": by_parts,
     "by parts, sharded": lambda x: by_parts(x, data=2),
+    "by columns": lambda x: by_parts(x, along=1),
+    "by columns, sharded": lambda x: by_parts(x, along=1, data=2),
 }
 
 
@@ -251,12 +253,15 @@ def test_shards_put_together_are_the_array(place: str) -> None:
 
 
 @pytest.mark.parametrize("axes", [{}, {"data": 2}], ids=str)
-def test_the_sharding_of_an_array_in_parts(axes: dict[str, int]) -> None:
-    """It says that rows are on ranks, and is one to give a step or to restore by."""
-    array = by_parts(ROWS, **axes)
+@pytest.mark.parametrize("along", [0, 1])
+def test_the_sharding_of_an_array_in_parts(along: int, axes: dict[str, int]) -> None:
+    """It says that rows or columns are on ranks, and is one to give a step or to restore by."""
+    array = by_parts(ROWS, along, **axes)
     assert isinstance(array.sharding, MpmdSharding) and array.sharding.mesh_ids == (0, 1)
-    columns = 4 // array.sharding.mesh.shape.get("data", 1)
-    assert array.sharding.shard_shape(array.shape) == (4, columns)
+    shape = list(ROWS.shape)
+    shape[along] //= 2
+    shape[1 - along] //= array.sharding.mesh.shape.get("data", 1)
+    assert array.sharding.shard_shape(array.shape) == tuple(shape)
     assert (
         copy.copy(array.sharding)
         == array.sharding

@@ -59,6 +59,15 @@ for under in (m.mark_in_scan, m.mark_in_while, m.mark_in_cond):
         f"inside `{primitive}`",
     )
 case(
+    "A value used on both sides of a mark in jax.checkpoint",
+    "stage-marks",
+    lambda: train(TWO, loss=m.used_around_a_mark_in_checkpoint),
+    "stage mark at ",
+    "mistakes.py:",
+    "is inside jax.checkpoint",
+    "through the mark",
+)
+case(
     "A mark on a value that is not an array",
     "invalid-argument",
     m.mark_of_text,

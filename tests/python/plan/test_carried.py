@@ -15,11 +15,13 @@ import trainings
 from equality import mesh_of, pipelined_step
 from jaxpp import _core
 from jaxpp.plan.carried import carried
+from jaxpp.trace.boxes import Bounds
 
 A, B, C = (jax.ShapeDtypeStruct((n,), np.float32) for n in (2, 3, 4))
 HALF = jax.ShapeDtypeStruct((2,), jnp.bfloat16)
 STATE = {"w": A, "n": B}
 NO = _core.NONE
+CUT = Bounds(0, (0, 2, 5, 7))
 
 
 def found(args: tuple[Any, ...], result: Any, donated: tuple[int, ...] = ()) -> list[int]:
@@ -57,7 +59,7 @@ def test_parts_of_a_leaf_go_together() -> None:
     outs, out_tree = jax.tree.flatten(({"w": A}, C))
     parts = [A, B, A]
     assert found((STATE,), (STATE,)) == [0, 1]
-    arguments, results = (parts, [(0, 2, 5, 7)]), ([*parts, C], [(0, 2, 5, 7), None])
+    arguments, results = (parts, [CUT]), ([*parts, C], [CUT, None])
     assert carried(tree, out_tree, arguments, results, [True] * 3) == [0, 1, 2, NO]
     assert carried(tree, out_tree, arguments, results, [False] * 3) == [0, 1, 2, NO]
     assert len(leaves) == 1 and len(outs) == 2

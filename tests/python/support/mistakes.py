@@ -88,6 +88,15 @@ def mark_in_cond(ws: list[jax.Array], x: jax.Array) -> jax.Array:
     return jnp.mean(jax.lax.cond(jnp.sum(x) > 9.0, layer, lambda x: x, x))
 
 
+def used_around_a_mark_in_checkpoint(ws: list[jax.Array], x: jax.Array) -> jax.Array:
+    def both(ws: list[jax.Array], x: jax.Array) -> jax.Array:
+        y = jnp.tanh(x @ ws[0])
+        x = jaxpp.mark_stage_end(2 * y)
+        return jaxpp.mark_stage_end(jnp.tanh(x @ ws[1]) * y)
+
+    return jnp.mean(jax.checkpoint(both)(ws, x))
+
+
 def mark_of_text() -> None:
     jaxpp.mark_stage_end({"x": "text"})
 

@@ -95,7 +95,7 @@ def problem(optimizer: Any, stages: int) -> tuple[Any, Any, jax.Array]:
 def ranks_of_rows(values: Any, bounds_of_leaves: Any) -> list[tuple[int, ...]]:
     parts, found = iter(values), []
     for bounds in bounds_of_leaves:
-        ranks = [tuple(next(parts).ranks) for _ in (bounds or (0, 1))[1:]]
+        ranks = [tuple(next(parts).ranks) for _ in range(len(bounds.ranges()) if bounds else 1)]
         found += ranks if bounds else []
     return found
 

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxpp.trace.boxes import common_range, row_boxes
+from jaxpp.trace.boxes import Bounds, common_range
 from jaxpp.trace.pieces import Parted, Piece
 
 SEED = int(os.environ.get("JPP_TEST_SEED") or 0)
@@ -28,7 +28,7 @@ def aval_of(array: np.ndarray) -> Any:
 
 
 def by_rows(array: np.ndarray, bounds: list[int]) -> Parted:
-    boxes = row_boxes(bounds, array.shape)
+    boxes = Bounds(0, tuple(bounds)).boxes(array.shape)
     pieces = [Piece(box, jnp.asarray(array[box[0].start : box[0].stop])) for box in boxes]
     return Parted(pieces, aval_of(array), frozenset([0]))
 

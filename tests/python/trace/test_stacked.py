@@ -17,6 +17,7 @@ import jaxpp.api as jaxpp
 import models
 from equality import Problem, assert_trains_equal, make_mesh
 from jaxpp.placements import physical_array
+from jaxpp.trace.boxes import Bounds
 
 LAYERS = 8
 ADAM = optax.adamw(1e-2, eps=1e-3)
@@ -94,7 +95,7 @@ def test_trains_as_plain_jax(name: str, stage: Any, any_mesh2: Any) -> None:
 def test_several_stages_a_rank(schedule: Any, mesh2: Any) -> None:
     problem = problem_of(one_by_one)
     step = assert_trains_equal(problem, schedule, mesh2, donate_argnums=(0, 1), in_specs=None)
-    assert traced_of(step, problem).argument_bounds[0] == (0, 2, 4, 6, 8)
+    assert traced_of(step, problem).argument_bounds[0] == Bounds(0, (0, 2, 4, 6, 8))
 
 
 def test_weights_that_are_cast_first(mesh4: Any) -> None:
@@ -234,7 +235,7 @@ def test_a_leaf_that_a_stage_needs_whole(mesh2: Any) -> None:
     problem = problem_of(stage, 2)
     step = assert_trains_equal(problem, jaxpp.Std1F1B(2), mesh2)
     bounds = traced_of(step, problem).argument_bounds[:2]  # of "b" and "w"
-    assert bounds == [None, (0, 4, 8)]
+    assert bounds == [None, Bounds(0, (0, 4, 8))]
 
 
 def test_rows_that_the_data_chooses(mesh2: Any) -> None:
