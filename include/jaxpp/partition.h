@@ -60,8 +60,9 @@ typedef struct jpp_task {
   float cost;
 } jpp_task_t;
 
-// One running reduction of a result of a loop of several microbatches. `task` turns `state` into `next` once per
-// microbatch; its first value is `init` and its last one `final`.
+// One running reduction of a result of a loop of several microbatches. `task` turns
+// `state` into `next` once per microbatch; its first value is `init` and its last one
+// `final`.
 typedef struct jpp_accumulator {
   uint32_t loop, result, task;
   uint32_t init, state, next, final;  // value ids
