@@ -119,7 +119,10 @@ def with_partial(
     if partial:
         return jax.reshard(state, sharding), value
     return state, jax.reshard(
-        value, sharding.update(spec=sharding.spec.update(unreduced=set()))
+        value,
+        sharding.update(
+            spec=PartitionSpec(*sharding.spec.partitions, reduced=sharding.spec.reduced)
+        ),
     )
 
 
