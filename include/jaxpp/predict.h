@@ -10,7 +10,7 @@
 //    `call`. A send waits for a slot of its channel; a receive waits until the message
 //    was sent, or, from another process, until it has arrived.
 //  - At each moment, runs and calls end and messages arrive before any issuing thread
-//    continues. Threads then continue one at a time, that of the lowest process first.
+//    continues. Threads then continue one at a time, lowest process first.
 //  - A device executes the runs of its ranks in the order in which they were issued, one
 //    at a time. A run starts when the one before it has ended and its received arguments
 //    have arrived.

@@ -416,6 +416,7 @@ static jpp_status_t* parse_arg(parser_t* p) {
   }
   return define_name(p, &name, value);
 }
+
 static jpp_status_t* parse_out(parser_t* p) {
   JPP_RETURN_IF_ERROR(jpp__lexer_next(&p->lexer));
   uint32_t value = 0, next = JPP_NONE;

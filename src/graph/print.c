@@ -22,6 +22,14 @@ static void append_typed_value(jpp_str_t* str, const jpp_value_t* values, uint32
   jpp__type_append(str, &values[id].type);
 }
 
+// The ranks after `before`; nothing if there are none.
+static void append_ranks(jpp_str_t* str, const char* before, const uint32_t* ranks,
+                         uint32_t count) {
+  for (uint32_t k = 0; k < count; ++k) {
+    jpp_str_appendf(str, "%s%u", k ? ", " : before, ranks[k]);
+  }
+}
+
 static void append_op_head(jpp_str_t* str, const jpp_op_t* op) {
   switch ((jpp_op_kind_t)op->kind) {
     case JPP_OP_MARK:
@@ -38,9 +46,7 @@ static void append_op_head(jpp_str_t* str, const jpp_op_t* op) {
       return;
     case JPP_OP_TASK:
       jpp_str_append(str, "@task");
-      for (uint32_t k = 0; k < op->num_ranks; ++k) {
-        jpp_str_appendf(str, k ? ", %u" : " %u", op->ranks[k]);
-      }
+      append_ranks(str, " ", op->ranks, op->num_ranks);
       jpp_str_appendf(str, " %s", op->name);
       return;
     case JPP_OP_INIT:
@@ -112,12 +118,6 @@ static void append_loop_tail(jpp_str_t* str, const jpp_graph_t* graph,
   jpp_str_append(str, "\n");
 }
 
-static void append_ranks(jpp_str_t* str, const uint32_t* ranks, uint32_t count) {
-  for (uint32_t k = 0; k < count; ++k) {
-    jpp_str_appendf(str, k ? ", %u" : " on %u", ranks[k]);
-  }
-}
-
 static void append_args(jpp_str_t* str, const jpp_graph_t* graph) {
   for (uint32_t i = 0; i < graph->num_args; ++i) {
     const jpp_value_t* value = &graph->values[graph->args[i].value];
@@ -127,7 +127,7 @@ static void append_args(jpp_str_t* str, const jpp_graph_t* graph) {
       jpp_str_append(str, " ");
       jpp__str_append_quoted(str, value->name);
     }
-    append_ranks(str, graph->args[i].ranks, graph->args[i].num_ranks);
+    append_ranks(str, " on ", graph->args[i].ranks, graph->args[i].num_ranks);
     jpp_str_append(str, graph->args[i].donated ? " donated\n" : "\n");
   }
 }
@@ -156,7 +156,7 @@ static void append_outputs(jpp_str_t* str, const jpp_graph_t* graph) {
       jpp_str_append(str, " ");
       jpp__str_append_quoted(str, output->name);
     }
-    append_ranks(str, output->ranks, output->num_ranks);
+    append_ranks(str, " on ", output->ranks, output->num_ranks);
     if (output->next != JPP_NONE) jpp_str_appendf(str, " next %%%u", output->next);
     jpp_str_append(str, "\n");
   }

@@ -103,10 +103,11 @@ static jpp_status_t* verify_task(const jpp_graph_t* graph, uint32_t id) {
                            "op %u (%s, %s): a @task belongs outside loops", id, op->name,
                            op_where(op));
   }
-  if (op->num_ranks)
-    return verify_ranks(graph, op->ranks, op->num_ranks, "op", id, "run");
-  return jpp_status_make(JPP_GRAPH_ERROR, "op %u (%s, %s): a @task runs on no rank", id,
-                         op->name, op_where(op));
+  if (!op->num_ranks) {
+    return jpp_status_make(JPP_GRAPH_ERROR, "op %u (%s, %s): a @task runs on no rank", id,
+                           op->name, op_where(op));
+  }
+  return verify_ranks(graph, op->ranks, op->num_ranks, "op", id, "run");
 }
 
 static jpp_status_t* verify_loop(const jpp_graph_t* graph, uint32_t id) {

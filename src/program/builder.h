@@ -131,7 +131,7 @@ jpp_site_t* jpp__program_site(const jpp_program_builder_t* b, uint32_t rank,
                               uint32_t value);
 // How many instances of a value a rank has, in one memory.
 uint32_t jpp__program_instances(const jpp_program_builder_t* b, uint32_t value);
-// Whether the value's own memory is not that of devices.
+// Whether the value lives in host memory, so that tasks take a copy of it.
 bool jpp__program_moves(const jpp_program_builder_t* b, uint32_t value);
 // Whether the value has one instance a microbatch.
 bool jpp__value_of_microbatch(const jpp_program_builder_t* b, uint32_t value);

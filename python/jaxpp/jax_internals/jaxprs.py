@@ -25,6 +25,7 @@ except ImportError:
 
 
 __all__ = [
+    "bind",
     "changed_jaxpr",
     "changed_scan",
     "continued",
@@ -182,6 +183,13 @@ def never_recompute(primitive: Primitive) -> None:
 def settings_of(eqn: JaxprEqn) -> contextlib.AbstractContextManager[Any]:
     """A context manager with the JAX settings that an equation was traced under."""
     return eqn.ctx.manager
+
+
+# JAX 0.10.2, 0.11.2: get_bind_params, which gives keyword arguments only.
+def bind(primitive: Any, params: dict[str, Any], operands: Sequence[Any]) -> list[Any]:
+    """The results of a primitive with the parameters of an equation."""
+    outs = primitive.bind(*operands, **primitive.get_bind_params(params))
+    return list(outs) if primitive.multiple_results else [outs]
 
 
 # JAX 0.10.2, 0.11.2: sharding_impls.UNSPECIFIED.

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax.extend.core import Literal, jaxpr_as_fun
 
 from jaxpp.jax_internals.arrays import wrap_keys
-from jaxpp.jax_internals.jaxprs import settings_of
+from jaxpp.jax_internals.jaxprs import bind, settings_of
 from jaxpp.mesh import MpmdMesh
 from jaxpp.trace.graph import FrontOp
 from jaxpp.trace.splitting import Conditional, Whole
@@ -45,10 +45,8 @@ def _bind(op: FrontOp, params: dict[str, Any], operands: Sequence[Any], mesh: Mp
         return list(operands)
     if op.primitive is task_p:
         return jaxpr_as_fun(params["jaxpr"])(*operands)
-    bound = op.primitive.get_bind_params(params)
     with settings_of(op.eqn) if op.eqn else contextlib.nullcontext():
-        outs = op.primitive.bind(*operands, **bound)
-    return list(outs) if op.primitive.multiple_results else [outs]
+        return bind(op.primitive, params, operands)
 
 
 def _read(operand: Any, env: _Env) -> Any:

@@ -350,8 +350,8 @@ class CompiledStep:
 
     def memory_analysis(self) -> MemoryAnalysis:
         """The memory of a step, with the names of JAX's `Compiled`: what the plan keeps on a
-        device, and the temporary memory of the task that needs most of it. It is that of the
-        device with the largest peak in this process."""
+        device, and the temporary memory of the task that needs most of it. Among this
+        process's devices, the one with the largest peak counts."""
         found = (
             MemoryAnalysis(*self._runtime.memory(rank))
             for rank in range(self._mesh.mpmd_dim)

@@ -68,7 +68,7 @@ class WeightGathers:
         self._index, self._from_index = index, {index}
 
     def of(self, operand: Any) -> Gather | None:
-        """How an operand is to be gathered."""
+        """How an operand is gathered; None if it is not."""
         return self._of.get(operand) if isinstance(operand, int) else None
 
     def follow_cast(self, gather: Gather, cast: int) -> int:

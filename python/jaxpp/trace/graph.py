@@ -508,9 +508,9 @@ class _Builder:
         return outs
 
     def result_in(self, value: int, memory: str | None, next_memory: str | None) -> int:
-        """A result of the step in the memory that was asked for or, if none was and the step
-        computes it, in that of the argument that it becomes. An argument, and what the step has
-        put in a memory, is where it is."""
+        """A result of the step in the memory that the user asked for. Without one, a result
+        that the step computes joins the argument that it becomes; arguments, and values that
+        the step moved, stay where they are."""
         if memory is None and value not in self.moved and value >= self.num_args:
             memory = next_memory
         if memory is None or self.memories.get(value, "device") == memory:
@@ -832,15 +832,14 @@ def build_graph(
       name: for messages and dumps. ranks: the number of pipeline ranks. closed_jaxpr: the
       step's jaxpr on flat arguments. donated, arg_names: one entry per argument. out_names: one
       entry per result. next_args: for each result the argument that it becomes in the next
-      step, or
-        NONE.
+        step, or NONE.
       out_ranks: for each result the ranks that it stays on, ascending; None: where it is
         computed.
-      arg_memories: the memory of each argument. out_memories: that of each result; None: that
-        in which the step puts it, otherwise that of the argument that it becomes.
+      arg_memories: the memory of each argument. out_memories: that of each result; None: as
+        `result_in` says.
       loop_length: the number of microbatches to plan for a loop, from its schedule and its
         length.
-      gathers: for values of the graph that are weights of a loop how it gathers them.
+      gathers: how a loop gathers the weights that it reads, by their values.
       places: where the arguments of a program written by hand are given; None: the planner
         places them.
 

@@ -12,7 +12,7 @@ import jax
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal
 from jax.sharding import Sharding
 
-from jaxpp.jax_internals.jaxprs import settings_of
+from jaxpp.jax_internals.jaxprs import bind, settings_of
 from jaxpp.jax_internals.lines import at_line_of
 from jaxpp.mesh import memory_of
 
@@ -84,14 +84,9 @@ def run_in_device_memory(closed: ClosedJaxpr, *args: Any) -> list[Any]:
                 outs = [
                     out
                     for (primitive, params), x in zip(ways, given, strict=True)
-                    for out in _bind(primitive, params, [x])
+                    for out in bind(primitive, params, [x])
                 ]
             else:
-                outs = _bind(eqn.primitive, eqn.params, given)
+                outs = bind(eqn.primitive, eqn.params, given)
         env.update(zip(eqn.outvars, outs, strict=True))
     return list(map(read, closed.jaxpr.outvars))
-
-
-def _bind(primitive: Any, params: dict[str, Any], operands: list[Any]) -> list[Any]:
-    outs = primitive.bind(*operands, **primitive.get_bind_params(params))
-    return list(outs) if primitive.multiple_results else [outs]

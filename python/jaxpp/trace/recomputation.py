@@ -26,7 +26,7 @@ from jaxpp.trace.marks import holds_marks, inner_jaxprs, mark_backward_p
 
 __all__ = ["CutRecomputation", "Item"]
 
-# The jaxpr that an equation calls, if it is to be inlined.
+# The jaxpr that an equation calls; None for one that stays a call.
 Called: TypeAlias = Callable[[JaxprEqn], ClosedJaxpr | Jaxpr | None]
 
 _PRODUCTS = {jax.lax.dot_general_p, jax.lax.conv_general_dilated_p}

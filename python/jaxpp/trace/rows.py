@@ -12,6 +12,8 @@ import jax
 import numpy as np
 from jax.extend.core import JaxprEqn
 
+from jaxpp.jax_internals.jaxprs import bind
+
 __all__ = [
     "Places",
     "ScatteredValue",
@@ -53,8 +55,7 @@ def fold(eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any] | None:
     if any(constant(o) is None for o in operands):
         return None
     with jax.ensure_compile_time_eval():
-        found = eqn.primitive.bind(*operands, **eqn.primitive.get_bind_params(eqn.params))
-    return list(found) if eqn.primitive.multiple_results else [found]
+        return bind(eqn.primitive, eqn.params, operands)
 
 
 # --- Taking and placing -----------------------------------------------------------------

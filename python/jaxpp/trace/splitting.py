@@ -23,6 +23,7 @@ import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
 from jaxpp.jax_internals.jaxprs import (
+    bind,
     changed_jaxpr,
     changed_scan,
     drop_unused_outputs,
@@ -202,10 +203,7 @@ def _evaluate_inlined(jaxpr: Jaxpr, consts: Sequence[Any], args: Sequence[Any]) 
         called = inlined_call(eqn)
         if called is None:
             with settings_of(eqn):
-                outs = eqn.primitive.bind(
-                    *operands, **eqn.primitive.get_bind_params(eqn.params)
-                )
-            outs = outs if eqn.primitive.multiple_results else [outs]
+                outs = bind(eqn.primitive, eqn.params, operands)
         else:
             if is_recomputation(eqn) and eqn.params.get("prevent_cse", True):
                 operands = list(jax.lax.optimization_barrier(tuple(operands)))

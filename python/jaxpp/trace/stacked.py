@@ -23,7 +23,13 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 from jax.sharding import Sharding
 
-from jaxpp.jax_internals.jaxprs import continued, drop_unused, settings_of, without_constants
+from jaxpp.jax_internals.jaxprs import (
+    bind,
+    continued,
+    drop_unused,
+    settings_of,
+    without_constants,
+)
 from jaxpp.jax_internals.lines import at_line_of
 from jaxpp.operations import Add
 from jaxpp.trace.boxes import Bounds, Box, common_box, is_whole, sizes, whole_box
@@ -161,10 +167,8 @@ class _Evaluator:
         return self.plain(eqn, [self.as_whole(o) for o in operands])
 
     def bind(self, eqn: JaxprEqn, operands: Sequence[Any], **changes: Any) -> list[Any]:
-        params = eqn.primitive.get_bind_params({**eqn.params, **changes})
         with settings_of(eqn):
-            outs = eqn.primitive.bind(*operands, **params)
-        return list(outs) if eqn.primitive.multiple_results else [outs]
+            return bind(eqn.primitive, {**eqn.params, **changes}, operands)
 
     def plain(self, eqn: JaxprEqn, operands: list[Any]) -> list[Any]:
         """Evaluates an equation without parts; records the leaves that its results depend

@@ -180,11 +180,11 @@ class _StageFinder:
         self.cuts: dict[
             int, set[int]
         ] = {}  # argument -> rows at which another stage's rows begin
-        self.divided: set[int] = set()  # arguments of which stages read different rows
+        self.divided: set[int] = set()  # arguments that stages read different rows of
         self.lines: dict[int, str | None] = {}  # argument -> lines that read its rows
         self.unknown: dict[int, set[int]] = {}  # argument -> stages that read unknown parts
         self.unparted: set[int] = set()  # arguments with unknown parts read by several stages
-        self.taken: set[int] = set()  # arguments of which known elements are taken
+        self.taken: set[int] = set()  # arguments that are read at known elements
 
     def walk(self, jaxpr: Jaxpr, given: Sequence[Any]) -> list[Any]:
         """For each result a view, `_Unknown`, a constant or None, from those for arguments."""

@@ -270,8 +270,7 @@ static void add_loop(maker_t* m) {
   m->index = JPP_NONE;
 }
 
-// An argument of a value's type that no output is yet in the next step; JPP_NONE if there
-// is none.
+// An argument of a value's type that no output becomes yet in the next step, or JPP_NONE.
 static uint32_t take_arg(maker_t* m, uint32_t value) {
   for (uint32_t i = 0; i < m->args.count; ++i) {
     uint32_t arg = m->args.ids[i];

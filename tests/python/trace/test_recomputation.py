@@ -36,7 +36,7 @@ def layer(p: Any, x: jax.Array) -> jax.Array:
 
 
 def two_layers(p: Any, x: jax.Array) -> jax.Array:
-    """Scans over layers, each of which has a checkpoint of its own."""
+    """Scans over layers and checkpoints each."""
     stacked = jax.tree.map(lambda w: jnp.stack([w, 0.5 * w]), p)
     return jax.lax.scan(jax.checkpoint(lambda x, p: (layer(p, x), None)), x, stacked)[0]
 
