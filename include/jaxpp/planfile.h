@@ -43,6 +43,11 @@ typedef struct jpp_planfile_contents {
   const char* format;            // of the modules, as in jpp_compile_request_t
   uint32_t devices_per_rank;     // >= 1
   const int32_t* device_ids;     // [ranks * devices_per_rank] the plugin's own ids
+  // The axes of a rank's mesh, whose devices are in row-major order. The product of the
+  // sizes is devices_per_rank; 0 axes: unknown.
+  uint32_t num_axes;
+  const char* const* axis_names;  // [num_axes]
+  const uint32_t* axis_sizes;     // [num_axes]
   // A CompileOptionsProto for all modules, without a device assignment.
   jpp_planfile_bytes_t compile_options;
   uint32_t num_modules;
@@ -107,6 +112,11 @@ JPP_API void jpp_planfile_step_destroy(jpp_planfile_step_t* step);
 
 // Borrowed for the lifetime of the step: to cancel, trace and await.
 JPP_API jpp_runtime_t* jpp_planfile_step_runtime(const jpp_planfile_step_t* step);
+
+// The costs of a step, with the collectives of the compiled tasks where the file names
+// the axes of a rank's mesh; free with jpp_plan_costs_destroy().
+JPP_API jpp_status_t* jpp_planfile_step_costs(const jpp_planfile_step_t* step,
+                                              jpp_plan_costs_t** out_costs) JPP_MUST_USE;
 
 // Bytes of a dense host array of the type, in which small types take a byte an element.
 JPP_API uint64_t jpp_planfile_host_bytes(const jpp_type_t* type);

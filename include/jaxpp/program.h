@@ -155,19 +155,16 @@ typedef struct jpp_plan_costs {
   uint32_t num_ranks, num_links, num_collectives;
   const jpp_rank_costs_t* ranks;              // [num_ranks]
   const jpp_link_costs_t* links;              // [num_links] by src, then by dst
-  const jpp_collective_costs_t* collectives;  // [num_collectives] as they were added
+  const jpp_collective_costs_t* collectives;  // [num_collectives] by rank
 } jpp_plan_costs_t;
 
 // The costs of a step, which the caller frees with jpp_plan_costs_destroy().
 JPP_API jpp_status_t* jpp_plan_costs(const jpp_plan_t* plan,
                                      jpp_plan_costs_t** out_costs) JPP_MUST_USE;
-// A plan does not know what its tasks, once compiled, send among the devices of a rank:
-// adds one row, with `times` and `bytes` of one run of the task. Texts are copied.
-JPP_API jpp_status_t* jpp_plan_costs_add_collective(jpp_plan_costs_t* costs,
-                                                    const jpp_plan_t* plan, uint32_t task,
-                                                    const char* kind, const char* axes,
-                                                    uint64_t times,
-                                                    uint64_t bytes) JPP_MUST_USE;
+// Adds a row behind those of its rank and copies its texts. A plan alone has no rows:
+// only compiled tasks show their collectives. JPP_INVALID_ARGUMENT: no such rank.
+JPP_API jpp_status_t* jpp_plan_costs_add_collective(
+    jpp_plan_costs_t* costs, const jpp_collective_costs_t* collective) JPP_MUST_USE;
 // Takes NULL.
 JPP_API void jpp_plan_costs_destroy(jpp_plan_costs_t* costs);
 // Tables of the ranks, the links and the collectives, with a column of pinned host memory

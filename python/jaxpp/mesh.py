@@ -19,7 +19,7 @@ from jaxpp.jax_internals.arrays import keeps_its_sharding
 from jaxpp.jax_internals.context import context_mesh
 from jaxpp.job import watch_job
 
-__all__ = ["MpmdMesh", "MpmdSharding", "memory_of", "parted_sharding"]
+__all__ = ["MpmdMesh", "MpmdSharding", "memory_of", "parted_sharding", "rank_axes"]
 
 
 def memory_of(sharding: Any, what: str) -> str:
@@ -37,6 +37,12 @@ def memory_of(sharding: Any, what: str) -> str:
         f"{what}: expected memory_kind='device', 'pinned_host' or None, found "
         f"memory_kind={kind!r}",
     )
+
+
+def rank_axes(mesh: MpmdMesh) -> tuple[tuple[str, ...], list[int]]:
+    """The names and sizes of the axes of a rank's mesh."""
+    axes = mesh.lowering_mesh().shape
+    return tuple(axes), list(axes.values())
 
 
 def _enter(mesh: Mesh) -> None:

@@ -21,6 +21,7 @@ typedef struct run {
   uint32_t num_args;  // without constants
   jpp_client_t* client;
   jpp_planfile_step_t* step;
+  jpp_plan_costs_t* costs;
   jpp_array_t** args;     // [num_args]
   jpp_array_t** results;  // [graph->num_outputs] of the last step
   uint32_t* replaced;     // [graph->num_outputs] what replaced_by() says
@@ -231,6 +232,7 @@ static jpp_status_t* prepare_step(run_t* run) {
   jpp_free(devices);
   JPP_RETURN_IF_ERROR(status);
   run->compile_ms = jpp_cli_now_ms() - begin;
+  JPP_RETURN_IF_ERROR(jpp_planfile_step_costs(run->step, &run->costs));
   uint32_t outputs = run->graph->num_outputs;
   JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(run->num_args, &run->args));
   JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(outputs, &run->results));
@@ -319,15 +321,10 @@ static jpp_status_t* print_text(const run_t* run, jpp_str_t* out) {
     jpp_str_appendf(out, ", %u more %.3f ms each", run->steps - 1, run->step_ms);
   }
   jpp_str_append(out, "\n");
-  for (uint32_t r = 0; r < planned->ranks; ++r) {
-    const jpp_check_actor_t* actor = &planned->report->actors[r];
-    jpp_str_appendf(out, "rank %u: peak %" PRIu64 " bytes on each device", r,
-                    actor->peak_bytes);
-    if (actor->peak_host_bytes) {
-      jpp_str_appendf(out, ", %" PRIu64 " in pinned_host", actor->peak_host_bytes);
-    }
-    jpp_str_append(out, "\n");
-  }
+  char* costs = NULL;
+  JPP_RETURN_IF_ERROR(jpp_plan_costs_print(run->costs, &costs));
+  jpp_str_appendf(out, "\n%s\n", costs);
+  jpp_text_free(costs);
   return print_results(run, out);
 }
 
@@ -353,6 +350,21 @@ static jpp_status_t* results_to_json(const run_t* run, json_t** out_list) {
   return NULL;
 }
 
+static json_t* collectives_to_json(const jpp_plan_costs_t* costs) {
+  json_t* list = json_array();
+  for (uint32_t c = 0; c < costs->num_collectives; ++c) {
+    const jpp_collective_costs_t* row = &costs->collectives[c];
+    jpp__json_append(&list, json_pack("{sI so so so sI sI}",              //
+                                      "rank", (json_int_t)row->rank,      //
+                                      "task", jpp__json_text(row->task),  //
+                                      "kind", jpp__json_text(row->kind),  //
+                                      "axes", jpp__json_text(row->axes),  //
+                                      "times", (json_int_t)row->times,    //
+                                      "bytes", (json_int_t)row->bytes));
+  }
+  return list;
+}
+
 static jpp_status_t* print_json(const run_t* run, jpp_str_t* out) {
   const jpp_planfile_contents_t* contents = &run->file->contents;
   const jpp_planned_t* planned = contents->planned;
@@ -364,7 +376,7 @@ static jpp_status_t* print_json(const run_t* run, jpp_str_t* out) {
     json_int_t host_peak = (json_int_t)planned->report->actors[r].peak_host_bytes;
     jpp__json_append(&host_peaks, json_integer(host_peak));
   }
-  json_t* all = json_pack("{so so so sI sI sI sf sI sf sf so so so}",                  //
+  json_t* all = json_pack("{so so so sI sI sI sf sI sf sf so so so so}",               //
                           "name", jpp__json_text(planned->graph->name),                //
                           "maker", jpp__json_text(run->file->maker),                   //
                           "platform", jpp__json_text(contents->platform),              //
@@ -376,6 +388,7 @@ static jpp_status_t* print_json(const run_t* run, jpp_str_t* out) {
                           "first_step_ms", run->first_ms,                              //
                           "step_ms", run->step_ms,                                     //
                           "peak_bytes", peaks, "peak_host_bytes", host_peaks,          //
+                          "collectives", collectives_to_json(run->costs),              //
                           "results", results);
   if (status) {
     json_decref(all);
@@ -409,6 +422,7 @@ jpp_status_t* jpp_cli_run(const jpp_cli_options_t* options, jpp_str_t* out) {
   jpp_free(run.args);
   jpp_free(run.results);
   jpp_free(run.replaced);
+  jpp_plan_costs_destroy(run.costs);
   jpp_planfile_step_destroy(run.step);
   jpp_client_destroy(run.client);
   jpp_planfile_destroy(run.file);

@@ -53,6 +53,18 @@ static jpp_status_t* check_constants(const jpp_planfile_contents_t* contents) {
   return NULL;
 }
 
+static jpp_status_t* check_axes(const jpp_planfile_contents_t* contents) {
+  uint64_t devices = 1;
+  for (uint32_t a = 0; a < contents->num_axes; ++a) {
+    devices = jpp__bytes_multiply(devices, contents->axis_sizes[a]);
+  }
+  if (!contents->num_axes || devices == contents->devices_per_rank) return NULL;
+  return jpp_status_make(JPP_INVALID_ARGUMENT,
+                         "axes of a rank's mesh: expected sizes whose product is %u, the "
+                         "devices of a rank, found %llu",
+                         contents->devices_per_rank, (unsigned long long)devices);
+}
+
 static bool is_inside(const jpp_type_t* type, const jpp_planfile_layout_t* layout,
                       uint32_t devices) {
   for (uint64_t i = 0; i < (uint64_t)devices * type->ndim; ++i) {
@@ -91,6 +103,7 @@ jpp_status_t* jpp__planfile_check(const jpp_planfile_contents_t* contents) {
                            contents->format ? contents->format : "none",
                            contents->devices_per_rank);
   }
+  JPP_RETURN_IF_ERROR(check_axes(contents));
   JPP_RETURN_IF_ERROR(check_modules(contents));
   JPP_RETURN_IF_ERROR(check_constants(contents));
   return check_layouts(contents);

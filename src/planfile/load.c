@@ -372,6 +372,26 @@ static jpp_status_t* read_plan(reader_t* r) {
 
 // --- What is beside the plan ----------------------------------------------------------
 
+static jpp_status_t* read_axes(reader_t* r) {
+  jpp_planfile_contents_t* contents = &r->storage->file.contents;
+  const json_t *axes = json_object_get(r->header, "axes"), *names = NULL;
+  const char** texts = NULL;
+  uint32_t count = 0, *sizes = NULL;
+  JPP_RETURN_IF_ERROR(get_array(r, axes, "names", &names, &contents->num_axes));
+  JPP_RETURN_IF_ERROR(get_ids(r, axes, "sizes", &count, &sizes));
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&r->storage->arena, contents->num_axes, &texts));
+  for (uint32_t a = 0; a < contents->num_axes; ++a) {
+    const char* name = json_string_value(json_array_get(names, a));
+    if (!name || count != contents->num_axes) {
+      return malformed(r, "axes", "a name and a size for each");
+    }
+    JPP_RETURN_IF_ERROR(jpp__arena_strdup(&r->storage->arena, name, &texts[a]));
+  }
+  contents->axis_names = texts;
+  contents->axis_sizes = sizes;
+  return NULL;
+}
+
 // Checked before the plan is made: exactly as many ranks as the file has devices for.
 static jpp_status_t* read_devices(reader_t* r) {
   jpp_planfile_contents_t* contents = &r->storage->file.contents;
@@ -388,7 +408,7 @@ static jpp_status_t* read_devices(reader_t* r) {
     return malformed(r, "device_ids", "as many as ranks times devices_per_rank");
   }
   contents->device_ids = (const int32_t*)ids;
-  return NULL;
+  return read_axes(r);
 }
 
 static jpp_status_t* read_layouts(reader_t* r) {

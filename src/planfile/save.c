@@ -115,6 +115,15 @@ static json_t* schedules_to_json(const jpp_planned_t* planned) {
   return list;
 }
 
+static json_t* axes_to_json(const jpp_planfile_contents_t* contents) {
+  json_t* names = json_array();
+  for (uint32_t a = 0; a < contents->num_axes; ++a) {
+    jpp__json_append(&names, jpp__json_text(contents->axis_names[a]));
+  }
+  return json_pack("{so so}", "names", names, "sizes",
+                   jpp__json_ids(contents->axis_sizes, contents->num_axes));
+}
+
 // NULL where memory ran out.
 static json_t* header_to_json(const draft_t* draft) {
   const jpp_planfile_contents_t* contents = draft->contents;
@@ -124,13 +133,14 @@ static json_t* header_to_json(const draft_t* draft) {
   for (uint64_t i = 0; i < devices; ++i) {
     jpp__json_append(&ids, json_integer(contents->device_ids[i]));
   }
-  return json_pack("{so so so sI sI so sI sI so so so sI sI sb sI so so sI}",           //
+  return json_pack("{so so so sI sI so so sI sI so so so sI sI sb sI so so sI}",        //
                    "name", jpp__json_text(planned->graph->name),                        //
                    "platform", jpp__json_text(contents->platform),                      //
                    "format", jpp__json_text(contents->format),                          //
                    "ranks", (json_int_t)planned->ranks,                                 //
                    "devices_per_rank", (json_int_t)contents->devices_per_rank,          //
                    "device_ids", ids,                                                   //
+                   "axes", axes_to_json(contents),                                      //
                    "channel_slots", (json_int_t)contents->channel_slots,                //
                    "steps_in_flight", (json_int_t)contents->steps_in_flight,            //
                    "hashes", hashes_to_json(&draft->hashes),                            //

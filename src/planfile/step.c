@@ -212,6 +212,28 @@ static jpp_status_t* compile_tasks(jpp_planfile_step_t* step) {
   return NULL;
 }
 
+jpp_status_t* jpp_planfile_step_costs(const jpp_planfile_step_t* step,
+                                      jpp_plan_costs_t** out_costs) {
+  JPP_RETURN_IF_NULL(step, out_costs);
+  const jpp_planfile_contents_t* contents = &step->file->contents;
+  const jpp_plan_t* plan = contents->planned->plan;
+  jpp_plan_costs_t* costs = NULL;
+  *out_costs = NULL;
+  JPP_RETURN_IF_ERROR(jpp_plan_costs(plan, &costs));
+  jpp_status_t* status = NULL;
+  if (contents->num_axes) {
+    status = jpp_plan_costs_add_compiled(costs, plan, step->client, step->executables,
+                                         contents->num_axes, contents->axis_names,
+                                         contents->axis_sizes);
+  }
+  if (status) {
+    jpp_plan_costs_destroy(costs);
+    return status;
+  }
+  *out_costs = costs;
+  return NULL;
+}
+
 // --- Arguments ------------------------------------------------------------------------
 
 static jpp_status_t* read_data(void* data, uint32_t block, jpp_host_block_t* out_block) {

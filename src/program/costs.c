@@ -87,25 +87,25 @@ jpp_status_t* jpp_plan_costs(const jpp_plan_t* plan, jpp_plan_costs_t** out_cost
 }
 
 jpp_status_t* jpp_plan_costs_add_collective(jpp_plan_costs_t* costs,
-                                            const jpp_plan_t* plan, uint32_t task,
-                                            const char* kind, const char* axes,
-                                            uint64_t times, uint64_t bytes) {
-  JPP_RETURN_IF_NULL(costs, plan, kind, axes);
-  if (task >= plan->staged->num_tasks) {
-    return jpp_status_make(JPP_INVALID_ARGUMENT, "task %u: expected one below %u", task,
-                           plan->staged->num_tasks);
+                                            const jpp_collective_costs_t* collective) {
+  JPP_RETURN_IF_NULL(costs, collective);
+  JPP_RETURN_IF_NULL(collective->task, collective->kind, collective->axes);
+  if (collective->rank >= costs->num_ranks) {
+    return jpp_status_make(JPP_INVALID_ARGUMENT, "rank %u: expected one below %u",
+                           collective->rank, costs->num_ranks);
   }
   costs_storage_t* storage = (costs_storage_t*)costs;
   jpp_arena_t* arena = &storage->arena;
-  const jpp_task_t* of = &plan->staged->tasks[task];
-  jpp_collective_costs_t row = {.rank = of->rank,
-                                .times = times * plan->bindings[task].runs,
-                                .bytes = bytes * plan->bindings[task].runs};
-  JPP_RETURN_IF_ERROR(jpp__arena_strdup(arena, of->name, &row.task));
-  JPP_RETURN_IF_ERROR(jpp__arena_strdup(arena, kind, &row.kind));
-  JPP_RETURN_IF_ERROR(jpp__arena_strdup(arena, axes, &row.axes));
+  jpp_collective_costs_t row = *collective;
+  JPP_RETURN_IF_ERROR(jpp__arena_strdup(arena, collective->task, &row.task));
+  JPP_RETURN_IF_ERROR(jpp__arena_strdup(arena, collective->kind, &row.kind));
+  JPP_RETURN_IF_ERROR(jpp__arena_strdup(arena, collective->axes, &row.axes));
   JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(&storage->collectives, row));
-  costs->collectives = storage->collectives.data;
+  jpp_collective_costs_t* rows = storage->collectives.data;
+  size_t at = storage->collectives.count - 1;
+  for (; at > 0 && rows[at - 1].rank > row.rank; --at) rows[at] = rows[at - 1];
+  rows[at] = row;
+  costs->collectives = rows;
   costs->num_collectives = (uint32_t)storage->collectives.count;
   return NULL;
 }

@@ -63,6 +63,10 @@ bool jpp_py_to_u32s(PyObject* sequence, uint32_t** out_values, uint32_t* out_cou
 // The same for `count` larger numbers; None gives NULL. `what` names it in messages.
 bool jpp_py_to_u64s(PyObject* sequence, const char* what, uint32_t count,
                     uint64_t** out_values);
+// A tuple of names and a sequence of as many sizes into jpp_alloc()ed tables. The names
+// belong to the tuple. False if it raised; the caller frees the tables in any case.
+bool jpp_py_to_axes(PyObject* names, PyObject* sizes, const char*** out_names,
+                    uint32_t** out_sizes, uint32_t* out_count);
 // ValueError unless they are equal.
 bool jpp_py_check_count(const char* what, uint64_t expected, uint64_t found);
 // `count` Schedules into a jpp_alloc()ed table. Returns a tuple that keeps them alive;
@@ -191,11 +195,9 @@ typedef struct jpp_py_plan {
   PyObject* file;       // the PlanFile that owns `planned`; NULL: the Plan does
 } jpp_py_plan_t;
 
+// A list of (rank, task, kind, axes, times, bytes).
+PyObject* jpp_py_from_collective_costs(const jpp_plan_costs_t* costs);
 // The Plan of a PlanFile, which stays alive with it.
-// Takes the costs of a plan: (ranks, links, collectives, table).
-PyObject* jpp_py_take_costs(jpp_plan_costs_t* costs);
-// The page of `jaxpp plan`, with these costs; NULL: those of the plan alone.
-PyObject* jpp_py_summary(PyObject* plan, const jpp_plan_costs_t* costs);
 PyObject* jpp_py_plan_of_file(PyObject* file, const jpp_planned_t* planned);
 // planfile.c: the method Plan.save.
 PyObject* jpp_py_plan_save(PyObject* plan, PyObject* args);

@@ -262,38 +262,70 @@ static PyObject* make_collective_costs(const void* collectives, uint64_t index) 
                        (unsigned long long)row->times, (unsigned long long)row->bytes);
 }
 
-PyObject* jpp_py_take_costs(jpp_plan_costs_t* costs) {
+PyObject* jpp_py_from_collective_costs(const jpp_plan_costs_t* costs) {
+  return jpp_py_make_list(costs->num_collectives, make_collective_costs,
+                          costs->collectives);
+}
+
+// `item` is a tuple that make_collective_costs() made.
+static bool add_collective(jpp_plan_costs_t* costs, PyObject* item) {
+  jpp_py_utf8_t task = {0}, kind = {0}, axes = {0};
+  jpp_collective_costs_t row = {0};
+  if (!PyArg_ParseTuple(item, "O&O&O&O&O&O&", jpp_py_u32_converter, &row.rank,
+                        jpp_py_str_converter, &task, jpp_py_str_converter, &kind,
+                        jpp_py_str_converter, &axes, jpp_py_u64_converter, &row.times,
+                        jpp_py_u64_converter, &row.bytes)) {
+    return false;
+  }
+  row.task = task.text;
+  row.kind = kind.text;
+  row.axes = axes.text;
+  bool ok = jpp_py_check(jpp_plan_costs_add_collective(costs, &row));
+  jpp_py_utf8_release(&task);
+  jpp_py_utf8_release(&kind);
+  jpp_py_utf8_release(&axes);
+  return ok;
+}
+
+// The costs of the plan with a list of collectives, the only argument;
+// jpp_plan_costs_destroy() frees them. NULL if it raised.
+static jpp_plan_costs_t* costs_with(PyObject* object, PyObject* args) {
+  PyObject* rows = NULL;
+  jpp_plan_costs_t* costs = NULL;
+  if (!PyArg_ParseTuple(args, "O!", &PyList_Type, &rows) ||
+      !jpp_py_check(jpp_plan_costs(plan_of(object), &costs))) {
+    return NULL;
+  }
+  bool ok = true;
+  for (Py_ssize_t i = 0; ok && i < PyList_Size(rows); ++i) {
+    ok = add_collective(costs, PyList_GetItem(rows, i));
+  }
+  if (ok) return costs;
+  jpp_plan_costs_destroy(costs);
+  return NULL;
+}
+
+static PyObject* plan_costs(PyObject* object, PyObject* args) {
+  jpp_plan_costs_t* costs = costs_with(object, args);
   char* text = NULL;
   PyObject* result = NULL;
-  if (jpp_py_check(jpp_plan_costs_print(costs, &text))) {
+  if (costs && jpp_py_check(jpp_plan_costs_print(costs, &text))) {
     result = Py_BuildValue(
         "(NNNN)", jpp_py_make_list(costs->num_ranks, make_rank_costs, costs->ranks),
         jpp_py_make_list(costs->num_links, make_link_costs, costs->links),
-        jpp_py_make_list(costs->num_collectives, make_collective_costs,
-                         costs->collectives),
-        jpp_py_take_text(text));
+        jpp_py_from_collective_costs(costs), jpp_py_take_text(text));
   }
   jpp_plan_costs_destroy(costs);
   return result;
 }
 
-static PyObject* plan_costs(PyObject* object, PyObject* unused) {
-  (void)unused;
-  jpp_plan_costs_t* costs = NULL;
-  if (!jpp_py_check(jpp_plan_costs(plan_of(object), &costs))) return NULL;
-  return jpp_py_take_costs(costs);
-}
-
-PyObject* jpp_py_summary(PyObject* plan, const jpp_plan_costs_t* costs) {
-  const jpp_planned_t* planned = ((jpp_py_plan_t*)plan)->planned;
+static PyObject* plan_explain(PyObject* object, PyObject* args) {
+  jpp_plan_costs_t* costs = costs_with(object, args);
+  const jpp_planned_t* planned = ((jpp_py_plan_t*)object)->planned;
   char* text = NULL;
-  if (!jpp_py_check(jpp_planned_summarize(planned, costs, &text))) return NULL;
-  return jpp_py_take_text(text);
-}
-
-static PyObject* plan_explain(PyObject* object, PyObject* unused) {
-  (void)unused;
-  return jpp_py_summary(object, NULL);
+  bool ok = costs && jpp_py_check(jpp_planned_summarize(planned, costs, &text));
+  jpp_plan_costs_destroy(costs);
+  return ok ? jpp_py_take_text(text) : NULL;
 }
 
 static PyObject* plan_explain_memory(PyObject* object, PyObject* args) {
@@ -511,11 +543,10 @@ static PyMethodDef kMethods[] = {
      "For every input of every task None, or the output that takes over its memory."},
     {"summary", plan_summary, METH_NOARGS,
      "summary($self, /)\n--\n\nA RankSummary for each rank."},
-    {"costs", plan_costs, METH_NOARGS,
-     "costs($self, /)\n--\n\n"
-     "The costs of a step: (tasks, FLOPs, peak bytes) for each rank, (src, dst, "
-     "messages, "
-     "bytes) for each link, no collectives, and a table."},
+    {"costs", plan_costs, METH_VARARGS,
+     "costs($self, collectives, /)\n--\n\n"
+     "The costs of a step: (tasks, FLOPs, peak bytes, peak host bytes) for each rank, "
+     "(src, dst, messages, bytes) for each link, the given collectives, and a table."},
     {"search", plan_search, METH_VARARGS,
      "search($self, graph, loop, schedules, costs, memory_limits, seconds, /)\n--\n\n"
      "Searches a schedule for a loop of the graph, with this plan's bytes of values."},
@@ -526,13 +557,15 @@ static PyMethodDef kMethods[] = {
      "the "
      "task times of these traces; 0 for what the library chooses."},
     {"save", jpp_py_plan_save, METH_VARARGS,
-     "save($self, path, platform, devices_per_rank, device_ids, steps_in_flight, "
-     "compile_options, modules, task_modules, layouts, constants, front, /)\n--\n\n"
+     "save($self, path, platform, devices_per_rank, device_ids, axis_names, axis_sizes, "
+     "steps_in_flight, compile_options, modules, task_modules, layouts, constants, "
+     "front, /)\n--\n\n"
      "Writes a plan file. `task_modules` has NONE for a task without ops; `layouts`, "
      "None or a flat list: of each argument and result the shape of a shard and where "
      "that of each device begins."},
-    {"explain", plan_explain, METH_NOARGS,
-     "explain($self, /)\n--\n\nThe page of `jaxpp plan`."},
+    {"explain", plan_explain, METH_VARARGS,
+     "explain($self, collectives, /)\n--\n\n"
+     "The page of `jaxpp plan`, with Runtime.collectives()."},
     {"explain_memory", plan_explain_memory, METH_VARARGS,
      "explain_memory($self, rank, message, /)\n--\n\n"
      "An out-of-memory message with what the plan says of the rank."},

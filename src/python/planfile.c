@@ -13,8 +13,10 @@ typedef struct saving {
   jpp_py_utf8_t platform;
   PyObject *ids, *modules, *task_modules, *layouts, *constants;  // borrowed
   PyObject *module_tuple, *constant_tuple;                       // that keep their bytes
+  PyObject *axis_names, *axis_sizes;                             // borrowed
   Py_buffer options, front;
-  uint32_t *id_table, *task_table;
+  const char** name_table;
+  uint32_t *size_table, *id_table, *task_table;
   uint64_t* numbers;  // of the layouts
   jpp_planfile_layout_t* layout_table;
   jpp_planfile_bytes_t *module_table, *constant_table;
@@ -84,7 +86,11 @@ static bool read_contents(saving_t* s) {
   bool ok = read_ids(s->ids, "ids of devices", devices, &s->id_table) &&
             read_ids(s->task_modules, "modules of tasks", planned->staged->num_tasks,
                      &s->task_table) &&
+            jpp_py_to_axes(s->axis_names, s->axis_sizes, &s->name_table, &s->size_table,
+                           &c->num_axes) &&
             read_layouts(s);
+  c->axis_names = s->name_table;
+  c->axis_sizes = s->size_table;
   c->struct_size = sizeof(*c);
   c->platform = s->platform.text;
   c->format = "mlir";
@@ -98,6 +104,8 @@ static bool read_contents(saving_t* s) {
 }
 
 static void saving_deinit(saving_t* s) {
+  jpp_free(s->name_table);
+  jpp_free(s->size_table);
   jpp_free(s->id_table);
   jpp_free(s->task_table);
   jpp_free(s->numbers);
@@ -124,9 +132,10 @@ static bool save(saving_t* s) {
 
 PyObject* jpp_py_plan_save(PyObject* plan, PyObject* args) {
   saving_t s = {.contents = {.planned = ((jpp_py_plan_t*)plan)->planned}};
-  bool ok = PyArg_ParseTuple(args, "O&O&O&OO&y*OOOOy*", PyUnicode_FSConverter, &s.path,
+  bool ok = PyArg_ParseTuple(args, "O&O&O&OO!OO&y*OOOOy*", PyUnicode_FSConverter, &s.path,
                              jpp_py_str_converter, &s.platform, jpp_py_u32_converter,
-                             &s.contents.devices_per_rank, &s.ids, jpp_py_u32_converter,
+                             &s.contents.devices_per_rank, &s.ids, &PyTuple_Type,
+                             &s.axis_names, &s.axis_sizes, jpp_py_u32_converter,
                              &s.contents.steps_in_flight, &s.options, &s.modules,
                              &s.task_modules, &s.layouts, &s.constants, &s.front);
   // After a failure the parser has released what its converters and buffers had.

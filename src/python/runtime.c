@@ -340,15 +340,9 @@ static bool add_compiled(const runtime_object_t* self, PyObject* names, PyObject
   uint32_t tasks = self->plan->staged->num_tasks, count = 0, *axis_sizes = NULL;
   jpp_task_executable_t* table = NULL;
   const char** axis_names = NULL;
-  bool ok = jpp_py_to_u32s(sizes, &axis_sizes, &count) &&
-            jpp_py_check_count("names of axes", count, (uint64_t)PyTuple_Size(names)) &&
-            jpp_py_check(JPP_ALLOC_ARRAY(count, &axis_names)) &&
+  bool ok = jpp_py_to_axes(names, sizes, &axis_names, &axis_sizes, &count) &&
             jpp_py_check(JPP_ALLOC_ARRAY(tasks, &table)) &&
             read_executables(self, false, tasks, table);
-  for (uint32_t a = 0; ok && a < count; ++a) {
-    axis_names[a] = PyUnicode_AsUTF8AndSize(PyTuple_GetItem(names, a), NULL);
-    ok = axis_names[a];
-  }
   jpp_client_t* client = ((jpp_py_client_t*)self->client)->client;
   ok = ok && jpp_py_check(jpp_plan_costs_add_compiled(costs, self->plan, client, table,
                                                       count, axis_names, axis_sizes));
@@ -358,29 +352,17 @@ static bool add_compiled(const runtime_object_t* self, PyObject* names, PyObject
   return ok;
 }
 
-// The costs of the step, for jpp_plan_costs_destroy(); NULL if it raised.
-static jpp_plan_costs_t* count_costs(runtime_object_t* self, PyObject* args) {
-  PyObject *names = NULL, *sizes = NULL;
-  if (!PyArg_ParseTuple(args, "O!O", &PyTuple_Type, &names, &sizes)) return NULL;
-  jpp_plan_costs_t* costs = NULL;
-  if (!check_open(self) || !jpp_py_check(jpp_plan_costs(self->plan, &costs))) return NULL;
-  if (add_compiled(self, names, sizes, costs)) return costs;
-  jpp_plan_costs_destroy(costs);
-  return NULL;
-}
-
-static PyObject* runtime_costs(PyObject* object, PyObject* args) {
-  jpp_plan_costs_t* costs = count_costs((runtime_object_t*)object, args);
-  return costs ? jpp_py_take_costs(costs) : NULL;
-}
-
-static PyObject* runtime_explain(PyObject* object, PyObject* args) {
+static PyObject* runtime_collectives(PyObject* object, PyObject* args) {
   runtime_object_t* self = (runtime_object_t*)object;
-  jpp_plan_costs_t* costs = count_costs(self, args);
-  if (!costs) return NULL;
-  PyObject* text = jpp_py_summary(self->plan_object, costs);
+  PyObject *names = NULL, *sizes = NULL, *rows = NULL;
+  jpp_plan_costs_t* costs = NULL;
+  if (!PyArg_ParseTuple(args, "O!O", &PyTuple_Type, &names, &sizes) ||
+      !check_open(self) || !jpp_py_check(jpp_plan_costs(self->plan, &costs))) {
+    return NULL;
+  }
+  if (add_compiled(self, names, sizes, costs)) rows = jpp_py_from_collective_costs(costs);
   jpp_plan_costs_destroy(costs);
-  return text;
+  return rows;
 }
 
 static PyObject* make_number(const void* numbers, uint64_t index) {
@@ -619,14 +601,11 @@ static PyMethodDef kMethods[] = {
     {"wait", runtime_wait, METH_VARARGS,
      "wait($self, count, /)\n--\n\n"
      "Until the first `count` steps are done; raises a failure that nobody has seen."},
-    {"costs", runtime_costs, METH_VARARGS,
-     "costs($self, names, sizes, /)\n--\n\n"
-     "Like Plan.costs(), with (rank, task, kind, axes, times, bytes) for the collectives "
-     "of "
-     "the tasks of this process; `names` and `sizes` of the axes of a rank's mesh."},
-    {"explain", runtime_explain, METH_VARARGS,
-     "explain($self, names, sizes, /)\n--\n\n"
-     "Like Plan.explain(), with the collectives of costs()."},
+    {"collectives", runtime_collectives, METH_VARARGS,
+     "collectives($self, names, sizes, /)\n--\n\n"
+     "(rank, task, kind, axes, times, bytes) for each collective of the tasks compiled "
+     "in "
+     "this process. A rank's mesh has axes of these names and sizes."},
     {"memory", runtime_memory, METH_VARARGS,
      "memory($self, rank, /)\n--\n\n"
      "(arguments, results, donated, temporary, code, peak) in bytes on each device."},

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 __all__ = [
     "CollectiveCost",
+    "Collectives",
     "CostSummary",
     "LinkCost",
     "MemoryAnalysis",
@@ -14,6 +16,10 @@ __all__ = [
     "RankCost",
     "cost_summary",
 ]
+
+
+# Of each collective: the rank, its task, the kind, the axes, how often and how many bytes.
+Collectives = Sequence[tuple[int, str, str, str, int, int]]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -30,7 +30,7 @@ from jaxpp.mesh import MpmdMesh, MpmdSharding, memory_of, parted_sharding
 from jaxpp.plan.advice import Step, layout_advice, warn_of_unparted
 from jaxpp.plan.auto import find_schedules, is_auto, trial_length
 from jaxpp.plan.carried import carried
-from jaxpp.plan.costs import CostSummary, cost_summary
+from jaxpp.plan.costs import Collectives, CostSummary, cost_summary
 from jaxpp.plan.explaining import explained
 from jaxpp.plan.sharding import Partial, Specs, StepShardings
 from jaxpp.trace.boxes import Bounds
@@ -110,17 +110,13 @@ class Planned:
             structs.append(jax.ShapeDtypeStruct(shape, aval.dtype, sharding=sharding))
         return self.out_tree.unflatten(structs)
 
-    def explain(self) -> str:
-        """A page on what the step will do."""
-        return self.explained(self.plan.explain())
+    def explain(self, collectives: Collectives = ()) -> str:
+        """A page on what the step will do. Compiled tasks show their collectives."""
+        return self.plan.explain(list(collectives)).rstrip()
 
-    def explained(self, page: str) -> str:
-        """The page with what is known besides."""
-        return page.rstrip()
-
-    def cost_summary(self) -> CostSummary:
+    def cost_summary(self, collectives: Collectives = ()) -> CostSummary:
         """The tasks, floating-point operations and bytes of a step, per rank."""
-        return cost_summary(self.plan.costs())
+        return cost_summary(self.plan.costs(list(collectives)))
 
     def _shardings(
         self, placed: Sequence[_core.PlacedValue], bounds: Sequence[Bounds | None]
@@ -152,9 +148,9 @@ class Traced(Planned):
     gathers: dict[int, Gather]  # of weights, by value
     advice: list[str] = dataclasses.field(default_factory=list)  # what looks wrong
 
-    def explained(self, page: str) -> str:
+    def explain(self, collectives: Collectives = ()) -> str:
         known = (self.graph.loops, self.sums, self.gathers, self.arg_names, self.advice)
-        return explained(page, *known)
+        return explained(super().explain(collectives), *known)
 
 
 def _warn_of_pipeline_axis(

@@ -20,6 +20,7 @@ from jaxpp.client.devices import StepDevices
 from jaxpp.errors import JaxppError, make_error, raised_text
 from jaxpp.lower.lowering import Code, TaskModules, modules_of_all
 from jaxpp.placements import carrier_of
+from jaxpp.plan.costs import Collectives
 from jaxpp.plan.planning import Planned
 from jaxpp.remote.controller import Message, Workers
 from jaxpp.remote.messages import Measure, SetChecks, SetTracing, Step, Upload
@@ -131,6 +132,8 @@ class RemoteDevices(StepDevices):
                 self.platform,
                 self.per_rank,
                 [device for ids in self.ids for device in ids],
+                (),
+                (),
                 1,
                 modules.compile_options,
                 list(modules.modules),
@@ -153,21 +156,6 @@ def _is_sent(pickle: Callable[[Any], bytes], found: Any) -> bool:
 class RemoteRuntime:
     """A plan ready to run on workers, with the interface of `_core.Runtime`."""
 
-    def costs(self, names: tuple[str, ...], sizes: Sequence[int]) -> Any:
-        """Without collectives: the compiled tasks are elsewhere."""
-        return self._plan.costs()
-
-    def explain(self, names: tuple[str, ...], sizes: Sequence[int]) -> str:
-        """Without collectives, as costs()."""
-        return self._plan.explain()
-
-    def memory(self, rank: int) -> Any:
-        raise make_error(
-            "unsupported",
-            "memory_analysis: the tasks of a mesh of actors are compiled in its workers; use "
-            "cost_summary(), which has the planned peak of each rank",
-        )
-
     def __init__(
         self,
         workers: Workers,
@@ -177,7 +165,7 @@ class RemoteRuntime:
         functions: bytes,
         in_flight: int,
     ) -> None:
-        self._workers, self._in_flight, self._plan = workers, in_flight, planned.plan
+        self._workers, self._in_flight = workers, in_flight
         self._number = workers.numbers(1)
         self._steps = 0
         self._under_way: collections.deque[Message] = collections.deque()
@@ -298,6 +286,17 @@ class RemoteRuntime:
             [tuple(map(sum, zip(*stage, strict=True))) for stage in zip(*loop, strict=True)]
             for loop in loops
         ]
+
+    def collectives(self, names: tuple[str, ...], sizes: Sequence[int]) -> Collectives:
+        """The collectives of all workers' tasks."""
+        return [row for rows in self._ask(Worker.collectives, names, sizes) for row in rows]
+
+    def memory(self, rank: int) -> list[int]:
+        return self._memory_of_ranks[rank]
+
+    @functools.cached_property
+    def _memory_of_ranks(self) -> list[list[int]]:
+        return self._ask(Worker.memory)
 
     def trace_peaks(self) -> list[int]:
         return [peaks[rank] for rank, peaks in enumerate(self._ask(Worker.trace_peaks))]

@@ -34,6 +34,7 @@ from jaxpp.devices import Devices
 from jaxpp.errors import DELETED, JaxppError, make_error, raised_text
 from jaxpp.lower.callbacks import Function
 from jaxpp.lower.compiling import Compiler
+from jaxpp.plan.costs import Collectives
 from jaxpp.remote.connections import PROBLEM, Connection, Listener, frame_of
 from jaxpp.remote.messages import (
     Action,
@@ -435,6 +436,16 @@ class Worker:
     @_or_failure
     def trace(self, number: int) -> list[_core.TaskRun]:
         return self._runtime(number).trace()
+
+    @_or_failure
+    def collectives(
+        self, number: int, names: tuple[str, ...], sizes: Sequence[int]
+    ) -> Collectives:
+        return self._runtime(number).collectives(names, sizes)
+
+    @_or_failure
+    def memory(self, number: int) -> list[int]:
+        return self._runtime(number).memory(self._rank)
 
     @_or_failure
     def trace_peaks(self, number: int) -> list[int]:

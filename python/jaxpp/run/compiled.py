@@ -17,11 +17,12 @@ from jaxpp.errors import JaxppError, make_error, warn
 from jaxpp.jax_internals.client import serialized_compile_options
 from jaxpp.lower.compiling import explain
 from jaxpp.lower.lowering import Code, TaskLowerer, modules_of_all
+from jaxpp.mesh import rank_axes
 from jaxpp.placements import (
     Part,
     Placement,
 )
-from jaxpp.plan.costs import CostSummary, MemoryAnalysis, Prediction, cost_summary
+from jaxpp.plan.costs import Collectives, CostSummary, MemoryAnalysis, Prediction
 from jaxpp.plan.evaluation import zeros
 from jaxpp.plan.planning import Planned, Traced
 from jaxpp.run.arguments import Argument, Source, source_of
@@ -335,18 +336,16 @@ class CompiledStep:
         """The costs of a step: tasks, floating-point operations and peak bytes per rank, the
         bytes that ranks send to each other, and the collectives among the devices of a rank,
         by task. They print as tables."""
-        return cost_summary(self._runtime.costs(*self._rank_axes()))
+        return self._traced.cost_summary(self._collectives())
 
-    def _rank_axes(self) -> tuple[tuple[str, ...], list[int]]:
-        """The names and sizes of the axes of a rank's mesh."""
-        axes = self._mesh.lowering_mesh().shape
-        return tuple(axes), list(axes.values())
+    def _collectives(self) -> Collectives:
+        return self._runtime.collectives(*rank_axes(self._mesh))
 
     def explain(self) -> str:
         """A page on what the step does: the work of its stages, what ranks send, the
         collectives of a rank's devices, memory, sums, gathered weights, and what looks
         wrong."""
-        return self._traced.explained(self._runtime.explain(*self._rank_axes()))
+        return self._traced.explain(self._collectives())
 
     def memory_analysis(self) -> MemoryAnalysis:
         """The memory of a step, with the names of JAX's `Compiled`: what the plan keeps on a

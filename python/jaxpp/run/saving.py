@@ -17,7 +17,7 @@ from jaxpp.devices import Devices
 from jaxpp.errors import make_error, shorten
 from jaxpp.jax_internals.arrays import key_implementation
 from jaxpp.lower.lowering import TaskModules
-from jaxpp.mesh import MpmdMesh
+from jaxpp.mesh import MpmdMesh, rank_axes
 from jaxpp.placements import Part, to_host
 from jaxpp.plan.planning import Planned
 from jaxpp.run.trees import EncodingError, encode_tree, encode_value
@@ -154,6 +154,7 @@ def save_step(
         layout.devices.platform,
         layout.devices.per_rank,
         _device_ids(layout),
+        *rank_axes(layout.mesh),
         max(1, steps_in_flight),
         modules.compile_options,
         list(modules.modules),

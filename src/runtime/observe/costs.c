@@ -8,12 +8,16 @@ static jpp_status_t* add_collective(jpp_plan_costs_t* costs, const jpp_plan_t* p
                                     const uint32_t* sizes) {
   char* axes = NULL;
   JPP_RETURN_IF_ERROR(jpp_collective_axes(collective, num_axes, names, sizes, &axes));
-  const char* kind = jpp_collective_kind_name(collective->kind);
+  const uint64_t runs = plan->bindings[task].runs;
+  jpp_collective_costs_t row = {.rank = plan->staged->tasks[task].rank,
+                                .task = plan->staged->tasks[task].name,
+                                .kind = jpp_collective_kind_name(collective->kind),
+                                .axes = axes,
+                                .times = collective->times * runs,
+                                .bytes = collective->bytes * runs};
   jpp_status_t* status = NULL;
-  if (*axes) {  // otherwise it is over one device, and sends nothing
-    status = jpp_plan_costs_add_collective(costs, plan, task, kind, axes,
-                                           collective->times, collective->bytes);
-  }
+  // Without axes, the group is one device, which sends nothing.
+  if (*axes) status = jpp_plan_costs_add_collective(costs, &row);
   jpp_text_free(axes);
   return status;
 }

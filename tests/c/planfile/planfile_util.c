@@ -72,6 +72,10 @@ made_contents_t contents_of(const jpp_planned_t* planned, uint32_t devices_per_r
   made.device_ids = calloc(devices, sizeof(*made.device_ids));
   for (uint32_t i = 0; i < devices; ++i) made.device_ids[i] = (int32_t)(devices - 1 - i);
   make_modules(&made);
+  made.axis_names = calloc(1, sizeof(*made.axis_names));
+  made.axis_sizes = calloc(1, sizeof(*made.axis_sizes));
+  made.axis_names[0] = "data";
+  made.axis_sizes[0] = devices_per_rank;
   made.constants = calloc(1, sizeof(*made.constants));
   contents->num_constants = graph->num_args > 1;
   if (contents->num_constants) {
@@ -81,6 +85,9 @@ made_contents_t contents_of(const jpp_planned_t* planned, uint32_t devices_per_r
   }
   if (devices_per_rank > 1) make_layouts(&made, devices_per_rank);
   contents->struct_size = sizeof(*contents);
+  contents->num_axes = 1;
+  contents->axis_names = made.axis_names;
+  contents->axis_sizes = made.axis_sizes;
   contents->steps_in_flight = 3;
   contents->platform = "cpu";
   contents->format = "fake";
@@ -96,6 +103,8 @@ made_contents_t contents_of(const jpp_planned_t* planned, uint32_t devices_per_r
 
 void contents_free(made_contents_t* made) {
   free(made->device_ids);
+  free(made->axis_names);
+  free(made->axis_sizes);
   free(made->task_modules);
   free(made->modules);
   free(made->constants);

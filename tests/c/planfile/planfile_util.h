@@ -13,7 +13,9 @@ typedef struct made_contents {
   jpp_planfile_bytes_t *modules, *constants;
   jpp_planfile_layout_t* layouts;
   int64_t* numbers;  // of the layouts
-  char* text;        // of modules and constants
+  const char** axis_names;
+  uint32_t* axis_sizes;
+  char* text;  // of modules and constants
 } made_contents_t;
 
 // The last argument is a constant if there are two or more. `devices_per_rank` over 1:

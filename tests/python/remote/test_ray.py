@@ -53,6 +53,21 @@ def test_trains_as_one_process_does(
     await_end(processes_of(mesh))
 
 
+def test_costs_are_those_of_one_process(ray_cluster: None) -> None:
+    """The workers report the collectives and the memory of the tasks that they compiled."""
+
+    def costs(mesh: Any) -> tuple[Any, ...]:
+        step, *args = trainings.two_stages(mesh=mesh, in_specs=(P("model"), P()))
+        compiled = step.compile(*args)
+        return compiled.cost_summary(), compiled.explain(), compiled.memory_analysis()
+
+    mesh = make(2, 2)
+    found = costs(mesh)
+    assert found == costs(mesh_of(2, {"model": 2}))
+    assert {(c.rank, c.axes) for c in found[0].collectives} == {(0, "model"), (1, "model")}
+    mesh.shutdown()
+
+
 @pytest.mark.soak
 def test_the_demo_trains_as_in_one_process(
     mesh2: jaxpp.RemoteMpmdMesh, monkeypatch: pytest.MonkeyPatch
