@@ -21,6 +21,7 @@
 #include "jaxpp/simulate.h"
 #include "jaxpp/search.h"
 #include "jaxpp/graph.h"
+#include "jaxpp/cut.h"
 #include "jaxpp/partition.h"
 #include "jaxpp/program.h"
 #include "jaxpp/check.h"
