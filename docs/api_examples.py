@@ -52,6 +52,20 @@ def loss_fn(params, x):
         x = jaxpp.mark_stage_end(jnp.tanh(x @ w))
     return jnp.mean(x**2)
 
+# %% stages auto_stages
+def layers_loss(params, x):
+    """The same marks, set by the number of stages."""
+    x = jaxpp.stages(lambda w, x: jnp.tanh(x @ w), params, x, STAGES)
+    return jnp.mean(x**2)
+
+def unmarked_loss(params, x):
+    for w in params:
+        x = jnp.tanh(x @ w)
+    return jnp.mean(x**2)
+
+found_loss = jaxpp.auto_stages(unmarked_loss, STAGES)  # marks where the work is equal
+assert layers_loss(params, batch[0]) == found_loss(params, batch[0])
+
 # %% treduce mpmd_jit_with_loop
 def train_step(params, opt_state, batch):
     def one(microbatch):

@@ -21,6 +21,8 @@ CHAPTERS = {
     "jaxpp.mesh": "Meshes and shardings",
     "jaxpp.remote.mesh": "Meshes of workers",
     "jaxpp.trace.marks": "Marking stages",
+    "jaxpp.trace.layers": "Stages of layers that are alike",
+    "jaxpp.trace.auto_stages": "Stages that are found",
     "jaxpp.trace.loop": "The loop over microbatches",
     "jaxpp.operations": "How results of microbatches are combined",
     "jaxpp.step": "Steps",

@@ -35,7 +35,9 @@ from jaxpp.schedules import (
     ZeroBubbleV,
 )
 from jaxpp.step import mpmd_jit_with_loop
+from jaxpp.trace.auto_stages import auto_stages
 from jaxpp.trace.cross import cross_mpmd_all_reduce, cross_mpmd_stack, place_with
+from jaxpp.trace.layers import stages
 from jaxpp.trace.loop import treduce, treduce_i
 from jaxpp.trace.marks import mark_stage_end, pipeline_enter_stage
 
@@ -76,6 +78,7 @@ __all__ = [
     "ZeroBubble",
     "ZeroBubbleH2",
     "ZeroBubbleV",
+    "auto_stages",
     "collect_task_times_ms",
     "cross_mpmd_all_reduce",
     "cross_mpmd_stack",
@@ -87,6 +90,7 @@ __all__ = [
     "pipeline_enter_stage",
     "place_with",
     "spmd_to_mpmd_reshard",
+    "stages",
     "treduce",
     "treduce_i",
 ]

@@ -1,13 +1,12 @@
 // Cuts a program without marks into stages: a dynamic program along each of a few orders
 // of the ops, then moves of single ops out of the heaviest stage.
-#include "jaxpp/cut.h"
-
 #include <math.h>
 #include <stdbool.h>
 
 #include "base/arena.h"
 #include "base/null.h"
 #include "base/struct_size.h"
+#include "jaxpp/partition_cut.h"
 
 // How much more than the least the heaviest stage may cost, so that fewer bytes are
 // passed.

@@ -162,6 +162,7 @@ PyObject* jpp_py_runtimes_close(PyObject* module, PyObject* unused);
 // functions.
 extern const char jpp_py_callback_attribute[];
 PyObject* jpp_py_callback_handler(PyObject* module, PyObject* args);
+PyObject* jpp_py_cut_stages(PyObject* module, PyObject* args);
 PyObject* jpp_py_join_traces(PyObject* module, PyObject* args);
 PyObject* jpp_py_draw_traces(PyObject* module, PyObject* args);
 PyObject* jpp_py_callbacks_close(PyObject* module, PyObject* unused);

@@ -180,6 +180,10 @@ static PyMethodDef kMethods[] = {
     {"callback_handler", jpp_py_callback_handler, METH_VARARGS,
      "callback_handler($module, platform, /)\n--\n\n"
      "A capsule of the XLA FFI handler that calls a Callback by its address."},
+    {"cut_stages", jpp_py_cut_stages, METH_VARARGS,
+     "cut_stages($module, costs, makers, bytes, used, users, num_stages, /)\n--\n\n"
+     "The stage of each op. `makers` and `bytes` are of values; a use has a value and an "
+     "op."},
     {"join_traces", jpp_py_join_traces, METH_VARARGS,
      "join_traces($module, texts, /)\n--\n\n"
      "Of the same steps, traced by several processes, one trace for Perfetto."},

@@ -32,6 +32,7 @@ __all__ = [
     "discharged",
     "drop_unused",
     "drop_unused_outputs",
+    "drop_unused_passengers",
     "is_differentiated",
     "is_ordered",
     "is_recomputed",
@@ -183,6 +184,19 @@ def never_recompute(primitive: Primitive) -> None:
 def settings_of(eqn: JaxprEqn) -> contextlib.AbstractContextManager[Any]:
     """A context manager with the JAX settings that an equation was traced under."""
     return eqn.ctx.manager
+
+
+# JAX 0.10.2, 0.11.2: partial_eval.dce_rules. Where a scan's stacked result gets a symbolic zero
+# from a transposition, JAX compares its type with that of one row, and raises ValueError.
+def drop_unused_passengers(primitive: Any) -> None:
+    """Lets JAX remove the unused results of a primitive that returns its operands."""
+
+    def rule(used: list[bool], eqn: JaxprEqn) -> tuple[list[bool], JaxprEqn | None]:
+        kept = [k for k, is_used in enumerate(used) if is_used]
+        invars, outvars = [eqn.invars[k] for k in kept], [eqn.outvars[k] for k in kept]
+        return used, eqn.replace(invars=invars, outvars=outvars) if kept else None
+
+    pe.dce_rules[primitive] = rule
 
 
 # JAX 0.10.2, 0.11.2: get_bind_params, which gives keyword arguments only.

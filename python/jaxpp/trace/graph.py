@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import math
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
@@ -23,7 +22,7 @@ from jax.sharding import PartitionSpec
 
 from jaxpp import _core
 from jaxpp.errors import make_error
-from jaxpp.jax_internals.jaxprs import is_transposed, is_unspecified
+from jaxpp.jax_internals.jaxprs import is_transposed
 from jaxpp.jax_internals.lines import user_line
 from jaxpp.mesh import memory_of
 from jaxpp.operations import Add, Operation, kind_of
@@ -44,8 +43,10 @@ from jaxpp.trace.splitting import (
     PartOp,
     Splitter,
     inlined_call,
+    is_plain_jit,
     is_recomputation,
 )
+from jaxpp.trace.work import bytes_of, flops, jaxprs_in
 from jaxpp.trace.written import Place, task_p, transfer_p
 
 __all__ = ["FrontLoop", "FrontOp", "Graph", "build_graph"]
@@ -120,76 +121,29 @@ class Graph:
     specs: dict[int, PartitionSpec]  # of values of tasks that the user wrote
 
 
-def _bytes(aval: Any) -> int:
-    if not hasattr(aval, "shape"):
-        return 0
-    dtype, shape = physical_type(aval)
-    return math.prod(shape) * jnp.dtype(dtype).itemsize
-
-
-def _flops(eqn: JaxprEqn, params: dict[str, Any] | None = None) -> float:
-    """Approximate floating-point operations: exact for products, one per element otherwise.
-
-    `params`: the parameters of a part of the equation, instead of its own.
-    """
-    params = eqn.params if params is None else params
-    outs = sum(math.prod(v.aval.shape) for v in eqn.outvars if hasattr(v.aval, "shape"))
-    name = eqn.primitive.name
-    if name == "dot_general":
-        ((contract, _), _) = eqn.params["dimension_numbers"]
-        shape = eqn.invars[0].aval.shape
-        return 2.0 * outs * math.prod(shape[d] for d in contract)
-    if name == "conv_general_dilated":
-        kernel = eqn.invars[1].aval.shape
-        return 2.0 * outs * math.prod(kernel) / max(1, max(kernel))
-    inner = [_jaxpr_flops(j) for p in params.values() for j in _jaxprs_in(p)]
-    return float(outs) + max(inner, default=0.0) * params.get("length", 1)
-
-
-def _jaxpr_flops(jaxpr: Jaxpr) -> float:
-    return sum(_flops(eqn) for eqn in jaxpr.eqns)
-
-
-def _jaxprs_in(param: Any) -> Iterator[Jaxpr]:
-    if isinstance(param, ClosedJaxpr):
-        yield param.jaxpr
-    elif isinstance(param, Jaxpr):
-        yield param
-    elif isinstance(param, tuple | list):
-        for item in param:
-            yield from _jaxprs_in(item)
-
-
 def _holds(jaxpr: Jaxpr, primitives: set[Any]) -> JaxprEqn | None:
     """The first equation, at any depth, of one of these primitives."""
     for eqn in jaxpr.eqns:
         if eqn.primitive in primitives:
             return eqn
         for param in eqn.params.values():
-            for inner in _jaxprs_in(param):
+            for inner in jaxprs_in(param):
                 if found := _holds(inner, primitives):
                     return found
     return None
 
 
-def _is_plain_jit(eqn: JaxprEqn) -> bool:
-    """Whether a jit specifies neither shardings nor compiler options."""
-    shardings = (*eqn.params.get("in_shardings", ()), *eqn.params.get("out_shardings", ()))
-    plain = all(map(is_unspecified, shardings))
-    return plain and not eqn.params.get("compiler_options_kvs")
-
-
 def _called(eqn: JaxprEqn) -> ClosedJaxpr | Jaxpr | None:
     """The jaxpr that an equation calls, if it is inlined."""
     called = inlined_call(eqn)
-    if called is None or "in_shardings" not in eqn.params or _is_plain_jit(eqn):
+    if called is None or "in_shardings" not in eqn.params or is_plain_jit(eqn):
         return called
     jaxpr = called.jaxpr if isinstance(called, ClosedJaxpr) else called
     return called if _holds(jaxpr, _MARKS | {loop_p}) else None
 
 
 def _holds_loop_or_mark(eqn: JaxprEqn) -> JaxprEqn | None:
-    inner = (j for p in eqn.params.values() for j in _jaxprs_in(p))
+    inner = (j for p in eqn.params.values() for j in jaxprs_in(p))
     return next(filter(None, (_holds(j, _MARKS | {loop_p}) for j in inner)), None)
 
 
@@ -364,7 +318,7 @@ class _Builder:
         if eqn.primitive is not jax.lax.convert_element_type_p:
             return None
         gather = gathers.of(operands[0])
-        if gather is None or _bytes(eqn.outvars[0].aval) > _bytes(eqn.invars[0].aval):
+        if gather is None or bytes_of(eqn.outvars[0].aval) > bytes_of(eqn.invars[0].aval):
             return None
         (cast,) = self.add_call(eqn, operands)
         assert isinstance(cast, int)
@@ -698,7 +652,7 @@ class _Builder:
         guards = [index for index in indices if isinstance(index, int)]
         types = [(*physical_type(a), m) for a, m in zip(avals, memories, strict=True)]
         opaque = kind in (_core.OP_CALL, _core.OP_TASK)
-        cost = _flops(eqn, params) if eqn and opaque else 0.0
+        cost = flops(eqn, params) if eqn and opaque else 0.0
         name = params["name"] if kind == _core.OP_TASK else primitive.name
         where = user_line(eqn) if eqn else None
         # What a task computes does not depend on its ranks and name.
@@ -773,10 +727,10 @@ class _Builder:
     def _is_cheap(self, eqn: JaxprEqn) -> bool:
         """Whether recomputing is cheaper than sending or keeping: reshapes, slices, scalars,
         small masks, positions or keys. Arithmetic on numeric arrays belongs to its stage."""
-        if eqn.effects or any(True for p in eqn.params.values() for _ in _jaxprs_in(p)):
+        if eqn.effects or any(True for p in eqn.params.values() for _ in jaxprs_in(p)):
             return False
-        in_bytes = sum(_bytes(v.aval) for v in eqn.invars)
-        out_bytes = sum(_bytes(v.aval) for v in eqn.outvars)
+        in_bytes = sum(bytes_of(v.aval) for v in eqn.invars)
+        out_bytes = sum(bytes_of(v.aval) for v in eqn.outvars)
         if eqn.primitive.name in _RESHAPES and in_bytes <= max(out_bytes, _SMALL_BYTES):
             return True
         if eqn.primitive.name == "dynamic_slice":
@@ -790,7 +744,7 @@ class _Builder:
         if eqn.primitive is step_p:
             refuse_traced(**eqn.params)
         for param in eqn.params.values():
-            for inner in _jaxprs_in(param):
+            for inner in jaxprs_in(param):
                 hidden = _holds(inner, _MARKS | {loop_p})
                 if hidden is None:
                     continue

@@ -17,7 +17,11 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Primitive, Var
 from jax.interpreters import ad, batching, mlir
 
 from jaxpp.errors import check_arrays, counted, here, make_error, shorten
-from jaxpp.jax_internals.jaxprs import is_differentiated, never_recompute
+from jaxpp.jax_internals.jaxprs import (
+    drop_unused_passengers,
+    is_differentiated,
+    never_recompute,
+)
 from jaxpp.jax_internals.lines import line_of, user_frames
 
 __all__ = [
@@ -71,6 +75,8 @@ def _make_identity(primitive: Primitive) -> None:
 
 for _primitive in (mark_p, mark_tangent_p, mark_backward_p):
     _make_identity(_primitive)
+
+drop_unused_passengers(mark_tangent_p)
 
 # A stage keeps its inputs until its backward, so what it computes again begins with them.
 never_recompute(mark_p)

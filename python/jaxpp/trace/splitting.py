@@ -27,6 +27,7 @@ from jaxpp.jax_internals.jaxprs import (
     changed_jaxpr,
     changed_scan,
     drop_unused_outputs,
+    is_unspecified,
     scan_sizes,
     settings_of,
     stacked_aval,
@@ -40,6 +41,7 @@ __all__ = [
     "Splitter",
     "Whole",
     "inlined_call",
+    "is_plain_jit",
     "is_recomputation",
 ]
 
@@ -54,6 +56,13 @@ def inlined_call(eqn: JaxprEqn) -> ClosedJaxpr | Jaxpr | None:
     if eqn.primitive.name not in _INLINED:
         return None
     return next((eqn.params[k] for k in ("jaxpr", "call_jaxpr") if k in eqn.params), None)
+
+
+def is_plain_jit(eqn: JaxprEqn) -> bool:
+    """Whether a jit specifies neither shardings nor compiler options."""
+    shardings = (*eqn.params.get("in_shardings", ()), *eqn.params.get("out_shardings", ()))
+    plain = all(map(is_unspecified, shardings))
+    return plain and not eqn.params.get("compiler_options_kvs")
 
 
 def is_recomputation(eqn: JaxprEqn) -> bool:

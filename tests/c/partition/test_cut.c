@@ -3,7 +3,7 @@
 #include <math.h>
 #include <stdlib.h>
 
-#include "jaxpp/cut.h"
+#include "jaxpp/partition_cut.h"
 #include "test_util.h"
 
 enum { kMostOps = 4096, kMostUses = 3 * kMostOps };

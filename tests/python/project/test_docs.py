@@ -71,7 +71,7 @@ def test_what_does_not_exist_is_named(
         "`jaxpp schedule search --seconds 5`, `jaxpp launch -- python train.py --gone`",
         "`JPP_LOG=info`, `JPP_OK`, `jpp_plan_graph()`, `jpp_channel_...`, `kDrivers`",
         "`jaxpp.orbax.register()`, `compile_all` (`lower/compiling.py`)",
-        "[the page itself](#page), [another](guide.md#3-layers-stacked-for-a-scan)",
+        "[the page itself](#page), [another](guide.md#3-without-marks-of-your-own)",
     ],
 )
 def test_what_exists_is_accepted(project: check_docs.Project, text: str) -> None:

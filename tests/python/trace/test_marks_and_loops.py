@@ -186,3 +186,13 @@ def test_operations_of_a_users_own() -> None:
 
     _, _, _, last = assert_same_as_jax(step, m.params(), m.batch(4))
     assert float(last) == float(m.batch(4)[-1].sum())
+
+
+def test_a_mark_passes_what_a_scan_stacked_and_nobody_uses() -> None:
+    def loss(weights: Any, x: Any, mark: Any = jaxpp.mark_stage_end) -> Any:
+        x, _ = mark(jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), x.sum()), x, weights))
+        return x.sum()
+
+    args = jnp.ones((3, 4, 4)) * 0.1, jnp.ones((2, 4))
+    expected = jax.grad(loss)(*args, mark=lambda x: x)
+    np.testing.assert_allclose(jax.grad(loss)(*args), expected, rtol=1e-6)

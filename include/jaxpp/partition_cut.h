@@ -13,8 +13,8 @@
 // makes them more equal.
 //
 // Threads: any thread.
-#ifndef JAXPP_CUT_H_
-#define JAXPP_CUT_H_
+#ifndef JAXPP_PARTITION_CUT_H_
+#define JAXPP_PARTITION_CUT_H_
 
 #include <stddef.h>
 #include <stdint.h>
@@ -39,4 +39,4 @@ JPP_API jpp_status_t* jpp_cut_stages(const jpp_cut_program_t* program,
                                      uint32_t num_stages,
                                      uint32_t* out_stages) JPP_MUST_USE;
 
-#endif  // JAXPP_CUT_H_
+#endif  // JAXPP_PARTITION_CUT_H_

@@ -1,0 +1,312 @@
+"""Functions without stage marks, cut into stages of equal work.
+
+`auto_stages` traces the function, lets the planner divide its equations (`jaxpp/partition_cut.h`), and
+evaluates them again with a stage mark at each boundary, on all values that pass it. It does so
+before the function is differentiated: the marks bring their own backward.
+
+- Equations that use one argument alone (a cast of a weight, a mask) cost nothing, since most of
+  them leave the loop. They are part of the first stage that uses them, and no mark passes their
+  results.
+- A scan over layers can be cut between any two of its iterations.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import operator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
+
+from jaxpp import _core
+from jaxpp.errors import JaxppError, definition_line, make_error, shorten
+from jaxpp.jax_internals.jaxprs import bind, drop_unused, scan_sizes, settings_of
+from jaxpp.jax_internals.lines import at_line_of
+from jaxpp.trace.marks import holds_marks, mark_stage_end
+from jaxpp.trace.splitting import inlined_call, is_plain_jit
+from jaxpp.trace.work import bytes_of, flops
+
+__all__ = ["auto_stages"]
+
+_JITS = {"jit", "pjit", "closed_call", "core_call"}
+_MOST_LAYERS = 1024  # of a scan that can be cut
+
+
+# --- The function -----------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class _Constant:
+    value: Any
+
+
+# A value's number in the function, or a constant.
+_Operand = int | _Constant
+
+
+@dataclasses.dataclass
+class _Op:
+    """An equation, `rows` of a scan over layers, or one stacked result of all its rows."""
+
+    eqn: JaxprEqn
+    operands: list[_Operand]
+    results: list[int]
+    cost: float
+    rows: range | None = None
+    stacks: bool = False
+
+    def values(self) -> Iterator[int]:
+        return (v for v in self.operands if isinstance(v, int))
+
+
+class _Function:
+    """The ops of a jaxpr, with its jits inlined and its scans over layers unrolled."""
+
+    def __init__(self, closed: ClosedJaxpr) -> None:
+        self.ops: list[_Op] = []
+        self.bytes: list[int] = []  # of each value
+        self.sources: list[frozenset[int]] = []  # the arguments that each value is made of
+        args = [*closed.jaxpr.constvars, *closed.jaxpr.invars]
+        for number, var in enumerate(args):
+            self._new_value(var.aval, frozenset([number]))
+        numbers, num_consts = list(range(len(args))), len(closed.consts)
+        self.results = self._add(closed.jaxpr, numbers[:num_consts], numbers[num_consts:])
+
+    def _new_value(self, aval: Any, sources: frozenset[int], share: int = 1) -> int:
+        self.bytes.append(bytes_of(aval) // share)
+        self.sources.append(sources)
+        return len(self.bytes) - 1
+
+    def sources_of(self, operands: Iterable[_Operand]) -> frozenset[int]:
+        """The arguments that some operands are made of."""
+        found = (self.sources[v] for v in operands if isinstance(v, int))
+        return functools.reduce(frozenset.union, found, frozenset())
+
+    def _add(
+        self, jaxpr: Jaxpr, consts: Sequence[_Operand], args: Sequence[_Operand]
+    ) -> list[_Operand]:
+        """Appends the ops of a jaxpr and returns its results."""
+        env: dict[Var, _Operand] = dict(zip(jaxpr.constvars, consts, strict=True))
+        env.update(zip(jaxpr.invars, args, strict=True))
+
+        def read(atom: Any) -> _Operand:
+            return _Constant(atom.val) if isinstance(atom, Literal) else env[atom]
+
+        for eqn in jaxpr.eqns:
+            operands = [read(v) for v in eqn.invars]
+            called = inlined_call(eqn) if eqn.primitive.name in _JITS else None
+            outs: list[_Operand]
+            if isinstance(called, ClosedJaxpr) and is_plain_jit(eqn):
+                outs = self._add(called.jaxpr, [_Constant(c) for c in called.consts], operands)
+            elif self._is_over_layers(eqn, operands):
+                outs = self._add_rows(eqn, operands)
+            else:
+                sources = self.sources_of(operands)
+                if eqn.effects:  # never part of another op
+                    sources |= {-1, -2}
+                results = [self._new_value(v.aval, sources) for v in eqn.outvars]
+                self.ops.append(_Op(eqn, operands, results, flops(eqn)))
+                outs = [*results]
+            env.update(zip(eqn.outvars, outs, strict=True))
+        return [read(v) for v in jaxpr.outvars]
+
+    def _is_over_layers(self, eqn: JaxprEqn, operands: Sequence[_Operand]) -> bool:
+        """Whether a scan takes most of its weights row by row."""
+        if eqn.primitive.name != "scan" or eqn.effects or eqn.params["reverse"]:
+            return False
+        consts, states = scan_sizes(eqn.params)
+        shared, by_row = (
+            sum(self.bytes[v] for v in part if isinstance(v, int) and len(self.sources[v]) == 1)
+            for part in (operands[:consts], operands[consts + states :])
+        )
+        return 1 < eqn.params["length"] <= _MOST_LAYERS and states > 0 and by_row > shared
+
+    def _add_rows(self, eqn: JaxprEqn, operands: Sequence[_Operand]) -> list[_Operand]:
+        """Appends an op for each row of a scan, and one for each stacked result."""
+        consts, states = scan_sizes(eqn.params)
+        length, sources = eqn.params["length"], self.sources_of(operands)
+        state: list[_Operand] = [*operands[consts : consts + states]]
+        stacked = []
+        for row in range(length):
+            given = [*operands[:consts], *state, *operands[consts + states :]]
+            new = [self._new_value(v.aval, sources) for v in eqn.outvars[:states]]
+            more = [self._new_value(v.aval, sources, length) for v in eqn.outvars[states:]]
+            cost = flops(eqn) / length
+            self.ops.append(_Op(eqn, given, [*new, *more], cost, range(row, row + 1)))
+            state = [*new]
+            stacked.append(more)
+        outs = [self._new_value(v.aval, sources) for v in eqn.outvars[states:]]
+        for out, rows in zip(outs, zip(*stacked, strict=True), strict=True):
+            self.ops.append(_Op(eqn, [*rows], [out], 0.0, stacks=True))
+        return [*state, *outs]
+
+
+# --- The cut ----------------------------------------------------------------------------
+
+
+def _stages_of(function: _Function, num_stages: int) -> list[int]:
+    """The stage of each op."""
+    ops = function.ops
+    alone = [len(function.sources_of(op.values())) < 2 and not op.eqn.effects for op in ops]
+    if all(alone):
+        alone = [False] * len(ops)
+    work = [k for k, is_alone in enumerate(alone) if not is_alone]
+    number = {k: i for i, k in enumerate(work)}  # of each op with work of its own
+    # The first op with work that uses each value, directly or by way of ops without.
+    user: dict[int, int] = {}
+    host = [0] * len(ops)
+    for k in reversed(range(len(ops))):
+        op = ops[k]
+        if alone[k]:
+            host[k] = min((user[v] for v in op.results if v in user), default=0)
+        else:
+            host[k] = number[k]
+        user.update((v, min(host[k], user.get(v, host[k]))) for v in op.values())
+    made = {v: number[k] for k in work for v in ops[k].results}
+    numbers = {v: i for i, v in enumerate(made)}
+    uses = [(numbers[v], number[k]) for k in work for v in set(ops[k].values()) if v in made]
+    found = _core.cut_stages(
+        [ops[k].cost for k in work],
+        list(made.values()),
+        [function.bytes[v] for v in made],
+        [value for value, _ in uses],
+        [op for _, op in uses],
+        num_stages,
+    )
+    return [found[h] for h in host]
+
+
+def _join_rows(ops: Sequence[_Op], stages: Sequence[int]) -> Iterator[tuple[_Op, int]]:
+    """The ops with the rows of a scan that are in one stage joined. The first of these rows
+    stands for the stacked results of all."""
+    last: tuple[_Op, int] | None = None
+    for op, stage in zip(ops, stages, strict=True):
+        if last and op.rows and op.rows.start > 0 and stage == last[1]:
+            joined, _ = last
+            assert joined.rows is not None
+            _, states = scan_sizes(op.eqn.params)
+            rows = range(joined.rows.start, op.rows.stop)
+            results = [*op.results[:states], *joined.results[states:]]
+            last = dataclasses.replace(joined, results=results, rows=rows), stage
+            continue
+        if last:
+            yield last
+        last = op, stage
+    if last:
+        yield last
+
+
+# --- The evaluation ---------------------------------------------------------------------
+
+
+def _run(op: _Op, operands: list[Any]) -> list[Any]:
+    if op.stacks:
+        return [jnp.concatenate(operands)]
+    params = op.eqn.params
+    if op.rows:
+        first = sum(scan_sizes(params))
+        begin, end = op.rows.start, op.rows.stop
+        stacked = [jax.lax.slice_in_dim(x, begin, end) for x in operands[first:]]
+        operands = [*operands[:first], *stacked]
+        length = len(op.rows)
+        params = {**params, "length": length, "unroll": min(params["unroll"], length)}
+    return bind(op.eqn.primitive, params, operands)
+
+
+def _run_in_stages(
+    closed: ClosedJaxpr, function: _Function, stages: Sequence[int], args: Sequence[Any]
+) -> list[Any]:
+    """The results of the function, with a mark at the end of each stage but the last."""
+    env: dict[int, Any] = dict(enumerate([*closed.consts, *args]))
+    ops = list(_join_rows(function.ops, stages))
+    by_stage = sorted(ops, key=operator.itemgetter(1))
+    last_use = {v: stage for op, stage in by_stage for v in op.values()}
+    passing: set[int] = set()
+    for stage in range(max(stages) + 1):
+        for op in (op for op, at in ops if at == stage):
+            given = [
+                env[v] if isinstance(v, int) else v.value
+                for v in op.operands
+                if not op.stacks or v in env  # other rows are part of the first of their stage
+            ]
+            with settings_of(op.eqn), at_line_of(op.eqn):
+                env.update(zip(op.results, _run(op, given), strict=True))
+            if len(function.sources_of(op.results)) > 1:
+                passing.update(op.results)
+        passed = [v for v in sorted(passing) if last_use.get(v, 0) > stage]
+        env.update(zip(passed, mark_stage_end([env[v] for v in passed]), strict=True))
+    return [env[v] if isinstance(v, int) else v.value for v in function.results]
+
+
+# --- The public function ----------------------------------------------------------------
+
+
+def auto_stages(fun: Callable[..., Any], num_stages: int) -> Callable[..., Any]:
+    """A function that computes the same in `num_stages` pipeline stages of equal work.
+
+    Traces `fun` and puts stage marks (`mark_stage_end`) where the stage with the most
+    floating-point operations has as few as possible, and little is passed from stage to stage.
+    For functions that `treduce` runs, such as a loss, before they are differentiated. Skip
+    connections, several inputs, heavy heads and scans over layers are cut as well; what is
+    inside of `jax.checkpoint`, other loops and `custom_vjp` is not.
+
+    Args:
+      fun: a function of pytrees without marks. Leaves that are not arrays stay as they are.
+      num_stages: at least 1.
+
+    Raises:
+      JaxppError("stage-marks"): `fun` has marks already, or too few operations that depend on
+      each other.
+    """
+    if isinstance(num_stages, bool) or not isinstance(num_stages, int) or num_stages < 1:
+        raise make_error(
+            "invalid-argument",
+            f"auto_stages: num_stages={shorten(num_stages)}; expected a whole "
+            "number, at least 1",
+            wrong_type=not isinstance(num_stages, int),
+        )
+
+    @functools.wraps(fun)
+    def in_stages(*args: Any, **kwargs: Any) -> Any:
+        leaves, tree = jax.tree.flatten((args, kwargs))
+        arrays = [k for k, leaf in enumerate(leaves) if isinstance(leaf, _ARRAYS)]
+        out_tree = None
+
+        def flat(*given: Any) -> list[Any]:
+            nonlocal out_tree
+            filled = list(leaves)
+            for k, leaf in zip(arrays, given, strict=True):
+                filled[k] = leaf
+            filled_args, filled_kwargs = tree.unflatten(filled)
+            results, out_tree = jax.tree.flatten(fun(*filled_args, **filled_kwargs))
+            return results
+
+        given = [leaves[k] for k in arrays]
+        closed = jax.make_jaxpr(flat)(*given)
+        assert out_tree is not None
+        where = definition_line(fun)
+        if holds_marks(closed.jaxpr):
+            raise make_error(
+                "stage-marks",
+                f"auto_stages of the function at {where}: it has stage marks; expected a "
+                "function without them",
+            )
+        closed = ClosedJaxpr(drop_unused(closed.jaxpr), closed.consts)
+        function = _Function(closed)
+        try:
+            stages = _stages_of(function, num_stages)
+        except JaxppError as error:
+            raise make_error(
+                "stage-marks", f"auto_stages of the function at {where}: {error}"
+            ) from None
+        return out_tree.unflatten(_run_in_stages(closed, function, stages, given))
+
+    return in_stages
+
+
+_ARRAYS = (jax.Array, np.ndarray, np.generic)
