@@ -43,7 +43,10 @@ typedef struct jpp_plan_options {
   uint32_t stages;                   // of loops whose schedule is built; 0: the loop's
   const jpp_loop_schedule_t* loops;  // [graph->num_loops]; NULL: each loop's own name
   bool fuse_steady_state;            // as in jpp_schedule_params_t
-  uint32_t channel_slots;            // minimum for each channel; 0: 2
+  // Activations of 4 KiB or more on a device wait in pinned host memory between the
+  // forward and the backward of a stage, except for the last stage.
+  bool offload;
+  uint32_t channel_slots;  // minimum for each channel; 0: 2
   // Called once the partition is known: out_bytes holds the bytes of every value on one
   // device by the types' shards, [staged->num_values], which it may correct. NULL: they
   // are right. From the caller's thread; its error ends the planning.
@@ -57,6 +60,7 @@ typedef struct jpp_plan_options {
 typedef struct jpp_planned {
   const jpp_graph_t* graph;  // borrowed
   uint32_t ranks;
+  bool offload;                            // as in the options
   const jpp_schedule_t* const* schedules;  // [graph->num_loops]
   const jpp_staged_t* staged;
   const jpp_plan_t* plan;

@@ -12,7 +12,8 @@
 //
 // Runs and messages take and make values in device memory. A value of another memory is
 // moved: out of the devices right after the sends that follow its run, to them right
-// before the first run of a rank that reads it. That copy stays until its last use.
+// before the first run of a rank that reads it. That copy stays until its last use,
+// except that what a forward has received goes back until its backward.
 //
 // Threads: any thread, several at once, also on the same staged graph, which is only
 // read. A plan that is made may be read by any number of threads; destroy it when none

@@ -522,6 +522,7 @@ class Plan:
         schedules: Sequence[Schedule],
         memory_limits: _Limits | None,
         measure: _Callable[[Staged], Sequence[int] | None] | None,
+        offload: bool,
         /,
     ) -> Plan: ...
     @staticmethod

@@ -397,6 +397,7 @@ def make_options(
     steps_in_flight: Any = None,
     reduce_once: Any = True,
     fsdp: Any = None,
+    offload: Any = None,
 ) -> Options:
     """Checks the arguments of the API function `who`."""
     check_function(who, fun, mpmd_mesh)
@@ -417,6 +418,7 @@ def make_options(
         flag_of(reduce_once, "reduce_once", who),
         fsdp_of(fsdp, who),
         memory_limits_of(host_limit, mpmd_mesh, who),
+        None if offload is None else flag_of(offload, "offload", who),
     )
 
 
@@ -438,6 +440,7 @@ def mpmd_jit_with_loop(
     steps_in_flight: int | None = None,
     reduce_once: bool = True,
     fsdp: str | Callable[[str, Any], str | None] | None = None,
+    offload: bool | None = None,
     use_pgle: bool = False,
 ) -> Any:
     """Pipelines a training step that contains a `treduce`.
@@ -472,6 +475,9 @@ def mpmd_jit_with_loop(
         freed after it; a function of a weight's name, such as "params['w']", and its
         `jax.ShapeDtypeStruct` that returns one of these or None; None: where XLA does. Under
         a memory limit that cannot hold them until the loop's end, "step" becomes "use".
+      offload: whether activations wait in pinned host memory from the forward of a stage to its
+        backward, except those of the last stage, whose backward comes next, and those of less
+        than 4 KiB. None: if a memory limit of the devices cannot hold them.
       use_pgle: accepted for compatibility and ignored: no task is recompiled
         from a profile.
 

@@ -5,6 +5,7 @@
 #include "base/alloc.h"
 #include "base/null.h"
 #include "base/struct_size.h"
+#include "partition/offload.h"
 
 typedef struct planned_storage {
   jpp_planned_t planned;  // first: what the caller holds
@@ -104,14 +105,13 @@ static jpp_status_t* build_program(const jpp_plan_options_t* options,
                                    .channel_slots = options->channel_slots};
   uint64_t* bytes = NULL;
   jpp_status_t* status = NULL;
-  if (options->measure) {
-    JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(staged->num_values, &bytes));
-    for (uint32_t v = 0; v < staged->num_values; ++v) {
-      bytes[v] = jpp_value_device_bytes(&staged->values[v]);
-    }
-    program.value_bytes = bytes;
-    status = options->measure(options->context, staged, bytes);
+  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(staged->num_values, &bytes));
+  for (uint32_t v = 0; v < staged->num_values; ++v) {
+    bytes[v] = jpp_value_device_bytes(&staged->values[v]);
   }
+  program.value_bytes = bytes;
+  if (options->measure) status = options->measure(options->context, staged, bytes);
+  if (!status && options->offload) jpp__staged_offload(storage->staged, bytes);
   if (!status) status = jpp_program_build(staged, &program, &storage->plan);
   jpp_free(bytes);
   return status;
@@ -132,6 +132,7 @@ static jpp_status_t* make_parts(const jpp_plan_options_t* options,
   if (last < JPP_PART_PARTITION) return NULL;
   JPP_RETURN_IF_ERROR(partition_graph(storage));
   planned->staged = storage->staged;
+  planned->offload = options->offload;
   if (last < JPP_PART_PROGRAM) return NULL;
   JPP_RETURN_IF_ERROR(build_program(options, storage));
   planned->plan = storage->plan;

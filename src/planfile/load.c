@@ -323,12 +323,14 @@ static jpp_status_t* plan_again(const reader_t* r, measured_t* measured) {
     loops[l] = (jpp_loop_schedule_t){.struct_size = sizeof(*loops),
                                      .given = storage->schedules[l]};
   }
-  jpp_plan_options_t options = {.struct_size = sizeof(options),
-                                .ranks = ranks,
-                                .loops = loops,
-                                .channel_slots = contents->channel_slots,
-                                .measure = give_bytes,
-                                .context = measured};
+  jpp_plan_options_t options = {
+      .struct_size = sizeof(options),
+      .ranks = ranks,
+      .offload = json_is_true(json_object_get(r->header, "offload")),
+      .loops = loops,
+      .channel_slots = contents->channel_slots,
+      .measure = give_bytes,
+      .context = measured};
   JPP_RETURN_IF_ERROR_IN(jpp_plan_graph(storage->graph, &options, &storage->planned),
                          "plan file %s", r->path);
   contents->planned = storage->planned;

@@ -133,11 +133,12 @@ static json_t* header_to_json(const draft_t* draft) {
   for (uint64_t i = 0; i < devices; ++i) {
     jpp__json_append(&ids, json_integer(contents->device_ids[i]));
   }
-  return json_pack("{so so so sI sI so so sI sI so so so sI sI sb sI so so sI}",        //
+  return json_pack("{so so so sI sb sI so so sI sI so so so sI sI sb sI so so sI}",     //
                    "name", jpp__json_text(planned->graph->name),                        //
                    "platform", jpp__json_text(contents->platform),                      //
                    "format", jpp__json_text(contents->format),                          //
                    "ranks", (json_int_t)planned->ranks,                                 //
+                   "offload", planned->offload,                                         //
                    "devices_per_rank", (json_int_t)contents->devices_per_rank,          //
                    "device_ids", ids,                                                   //
                    "axes", axes_to_json(contents),                                      //

@@ -8,6 +8,9 @@
 typedef struct transfers {
   const uint32_t *received, *sent, *moved_in, *moved_out;
   uint32_t num_received, num_sent, num_moved_in, num_moved_out;
+  // Of a forward: received values that wait in their own memory for a later task.
+  const uint32_t* moved_back;
+  uint32_t num_moved_back;
 } transfers_t;
 
 typedef struct emitter {
@@ -105,8 +108,8 @@ static jpp_status_t* move_out(const emitter_t* e, uint32_t rank, uint32_t value,
   return move_value(e, rank, value, microbatch, e->b->staged->values[value].type.memory);
 }
 
-// Received values stay in device memory until their last use, which is near; only
-// an output leaves it.
+// Received values stay in device memory until their last use, which is near, unless they
+// wait for a backward; an output leaves it at once.
 static jpp_status_t* keep_received(const emitter_t* e, uint32_t rank, uint32_t value,
                                    uint32_t microbatch) {
   if (!jpp__program_moves(e->b, value)) return NULL;
@@ -204,10 +207,44 @@ static jpp_status_t* find_moved(const emitter_t* e, const uint32_t* values,
   return JPP_VEC_TO_ARENA(found, &e->b->scratch, out_moved);
 }
 
+static bool takes(const jpp_task_t* task, uint32_t value) {
+  for (uint32_t i = 0; i < task->num_inputs; ++i) {
+    if (task->inputs[i] == value) return true;
+  }
+  return false;
+}
+
+// Whether the backward of a forward's stage takes the value, too.
+static bool waits_for_backward(const emitter_t* e, const jpp_task_t* forward,
+                               uint32_t value) {
+  const jpp_staged_t* staged = e->b->staged;
+  const jpp_staged_loop_t* loop = &staged->loops[forward->loop];
+  return takes(&staged->tasks[loop->backward[forward->stage]], value) ||
+         (loop->split_backward &&
+          takes(&staged->tasks[loop->weight[forward->stage]], value));
+}
+
+static jpp_status_t* find_moved_back(const emitter_t* e, const jpp_task_t* task,
+                                     jpp_u32_vec_t* found, transfers_t* transfers) {
+  found->count = 0;
+  bool is_last_part = task->kind == JPP_TASK_FWD && task->next_part == JPP_NONE &&
+                      e->b->staged->loops[task->loop].has_backward;
+  for (uint32_t i = 0; is_last_part && i < transfers->num_received; ++i) {
+    uint32_t value = transfers->received[i];
+    bool moves = jpp__program_moves(e->b, value) && jpp__value_of_microbatch(e->b, value);
+    if (!moves || jpp__program_site(e->b, task->rank, value)->leaves) continue;
+    if (!waits_for_backward(e, task, value)) continue;
+    JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(found, value));
+  }
+  transfers->num_moved_back = (uint32_t)found->count;
+  return JPP_VEC_TO_ARENA(found, &e->b->scratch, &transfers->moved_back);
+}
+
 static jpp_status_t* find_task_transfers(const emitter_t* e, const jpp_task_t* task,
                                          jpp_u32_vec_t* found, transfers_t* transfers) {
   JPP_RETURN_IF_ERROR(find_received(e, task, found, transfers));
   JPP_RETURN_IF_ERROR(find_sent(e, task, found, transfers));
+  JPP_RETURN_IF_ERROR(find_moved_back(e, task, found, transfers));
   JPP_RETURN_IF_ERROR(find_moved(e, task->inputs, task->num_inputs, found,
                                  &transfers->moved_in, &transfers->num_moved_in));
   return find_moved(e, task->outputs, task->num_outputs, found, &transfers->moved_out,
@@ -263,6 +300,11 @@ static jpp_status_t* emit_end(const emitter_t* e, const jpp_event_item_t* item) 
   for (uint32_t i = 0; i < transfers->num_moved_out; ++i) {
     JPP_RETURN_IF_ERROR(
         move_out(e, task->rank, transfers->moved_out[i], item->microbatch));
+  }
+  for (uint32_t i = 0; i < transfers->num_moved_back; ++i) {
+    uint32_t value = transfers->moved_back[i];
+    JPP_RETURN_IF_ERROR(move_out(e, task->rank, value, item->microbatch));
+    *copy_at(e, task->rank, value, item->microbatch) = false;
   }
   return NULL;
 }

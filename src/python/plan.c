@@ -123,7 +123,7 @@ static bool make_plan(jpp_py_plan_t* self, jpp_plan_options_t* options,
 
 // Reads the tables that the options point to, and frees them again.
 static bool plan_with(jpp_py_plan_t* self, PyObject* schedules, PyObject* memory_limits,
-                      PyObject* measure, jpp_plan_part_t last) {
+                      PyObject* measure, bool offload, jpp_plan_part_t last) {
   const jpp_graph_t* graph = ((jpp_py_graph_t*)self->graph)->graph;
   const jpp_schedule_t** table = NULL;
   jpp_loop_schedule_t* loops = NULL;
@@ -135,7 +135,7 @@ static bool plan_with(jpp_py_plan_t* self, PyObject* schedules, PyObject* memory
     loops[l] = (jpp_loop_schedule_t){.struct_size = sizeof(*loops), .given = table[l]};
   }
   jpp_plan_options_t options = {
-      .struct_size = sizeof(options), .loops = loops, .last = last};
+      .struct_size = sizeof(options), .loops = loops, .offload = offload, .last = last};
   measuring_t measuring = {.measure = measure};
   ok = ok && make_plan(self, &options, limits.given, &measuring);
   jpp_free(table);
@@ -147,8 +147,9 @@ static bool plan_with(jpp_py_plan_t* self, PyObject* schedules, PyObject* memory
 static PyObject* plan_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   if (!jpp_py_refuse_keywords(kwargs)) return NULL;
   PyObject *graph = NULL, *schedules = NULL, *memory_limits = NULL, *measure = NULL;
-  if (!PyArg_ParseTuple(args, "O!OOO:Plan", jpp_py_types.graph, &graph, &schedules,
-                        &memory_limits, &measure)) {
+  int offload = 0;
+  if (!PyArg_ParseTuple(args, "O!OOOp:Plan", jpp_py_types.graph, &graph, &schedules,
+                        &memory_limits, &measure, &offload)) {
     return NULL;
   }
   if (!((jpp_py_graph_t*)graph)->graph) {
@@ -161,7 +162,7 @@ static PyObject* plan_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) 
   jpp_py_plan_t* self = jpp_py_new(type);
   if (!self) return NULL;
   self->graph = Py_NewRef(graph);
-  if (plan_with(self, schedules, memory_limits, measure, JPP_PART_CHECK)) {
+  if (plan_with(self, schedules, memory_limits, measure, offload, JPP_PART_CHECK)) {
     return (PyObject*)self;
   }
   Py_DECREF(self);
@@ -179,7 +180,7 @@ static PyObject* plan_partition(PyObject* unused, PyObject* args) {
   if (!self) return NULL;
   self->graph = Py_NewRef(graph);
   PyObject* staged = NULL;
-  if (plan_with(self, schedules, Py_None, Py_None, JPP_PART_PARTITION)) {
+  if (plan_with(self, schedules, Py_None, Py_None, false, JPP_PART_PARTITION)) {
     staged = jpp_py_staged_new(self->planned->staged);
   }
   if (staged) ((jpp_py_staged_t*)staged)->plan = Py_NewRef((PyObject*)self);
@@ -589,7 +590,7 @@ static PyMethodDef kMethods[] = {
 
 static PyType_Slot kSlots[] = {
     {Py_tp_doc,
-     "Plan(graph, schedules, memory_limits, measure, /)\n--\n\n"
+     "Plan(graph, schedules, memory_limits, measure, offload, /)\n--\n\n"
      "What every rank does in a step, proved. `memory_limits`: None, or bytes for each "
      "rank and, where what ranks on the same devices take adds up, the number of its "
      "devices. `measure`, if not None, is called with the Staged and gives the bytes of "

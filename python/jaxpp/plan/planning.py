@@ -360,6 +360,7 @@ class _TracedCall:
         donated: list[bool],
         memory_limits: MemoryLimits | None,
         reduce_once: bool,
+        offload: bool,
         gathers: dict[int, Gather] | None = None,
         batch_axes: Sequence[str] = (),
     ) -> Traced:
@@ -373,7 +374,7 @@ class _TracedCall:
         def make_plan() -> _core.Plan:
             for loop in range(len(graph.loops)):
                 graph.core.set_partial(loop, shardings.partial_results(loop))
-            return _core.Plan(graph.core, schedules, memory_limits, measure)
+            return _core.Plan(graph.core, schedules, memory_limits, measure, offload)
 
         if reduce_once and graph.loops and self.mesh.lowering_mesh().size > 1:
             shardings.find_partial(_core.Plan.partition(graph.core, schedules))
@@ -602,6 +603,7 @@ def _plan_gathered(
     donated: list[bool],
     next_args: list[int],
     options: Options,
+    offload: bool,
 ) -> Traced:
     """Plans a step whose sharded weights are gathered as the options say."""
     limits, once = options.memory_limits, options.reduce_once
@@ -613,14 +615,15 @@ def _plan_gathered(
         gathers = shardings.gathers(options.fsdp, traced_call.arg_names)
         batch_axes = sorted(shardings.batch_axes()) if gathers else []
         graph = traced_call.graph(donated, next_args, gathers=gathers)
+    kept = (donated, limits, once, offload)
     try:
-        return traced_call.plan(graph, schedules, donated, limits, once, gathers, batch_axes)
+        return traced_call.plan(graph, schedules, *kept, gathers, batch_axes)
     except JaxppError as error:
         if error.code != "out-of-memory" or not any(g.once for g in gathers.values()):
             raise
     gathers = {v: dataclasses.replace(g, once=False) for v, g in gathers.items()}
     graph = traced_call.graph(donated, next_args, gathers=gathers)
-    return traced_call.plan(graph, schedules, donated, limits, once, gathers, batch_axes)
+    return traced_call.plan(graph, schedules, *kept, gathers, batch_axes)
 
 
 def trace_step(
@@ -646,7 +649,8 @@ def trace_step(
         borrowed = [False] * len(donated)
         trial_graph = traced_call.graph(borrowed, next_args, loop_length=trial_length)
         schedules = _core.Schedule.placeholders(trial_graph.core, ranks, given)
-        trial = traced_call.plan(trial_graph, schedules, borrowed, None, options.reduce_once)
+        once = options.reduce_once
+        trial = traced_call.plan(trial_graph, schedules, borrowed, None, once, offload=False)
         return trial.plan, measure(trial)
 
     given = [
@@ -654,7 +658,16 @@ def trace_step(
     ]
     limits = options.memory_limits
     schedules, founds = find_schedules(graph, given, options.mesh, limits, run_trial)
-    traced = _plan_gathered(traced_call, graph, schedules, donated, next_args, options)
+    step_parts = (traced_call, graph, schedules, donated, next_args, options)
+    try:
+        traced = _plan_gathered(*step_parts, bool(options.offload))
+    except JaxppError as error:
+        if error.code != "out-of-memory" or options.offload is not None:
+            raise
+        try:
+            traced = _plan_gathered(*step_parts, True)
+        except JaxppError:
+            raise error from None
     traced.plan.check_host_limit(options.host_limits)
     line = definition_line(fun)
     step = Step(f"step {traced_call.name} at {line}", line, options.mesh.lowering_mesh())

@@ -1,8 +1,9 @@
 """Functions without stage marks, cut into stages of equal work.
 
-`auto_stages` traces the function, lets the planner divide its equations (`jaxpp/partition_cut.h`), and
-evaluates them again with a stage mark at each boundary, on all values that pass it. It does so
-before the function is differentiated: the marks bring their own backward.
+`auto_stages` traces the function, lets the planner divide its equations
+(`jaxpp/partition_cut.h`), and evaluates them again with a stage mark at each boundary, on all
+values that pass it. It does so before the function is differentiated: the marks bring their own
+backward.
 
 - Equations that use one argument alone (a cast of a weight, a mask) cost nothing, since most of
   them leave the loop. They are part of the first stage that uses them, and no mark passes their

@@ -66,6 +66,8 @@ class Options:
     # When a sharded weight, by its name and type, is gathered: "step", "use" or None.
     fsdp: Callable[[str, Any], str | None] | None = None
     host_limits: MemoryLimits | None = None  # of pinned host memory
+    # Activations wait in pinned host memory for their backward. None: if the limits need it.
+    offload: bool | None = None
     written: bool = False  # by hand, with `jaxpp.experimental.mpmd`
 
 

@@ -63,12 +63,12 @@ def stages(
 
     Args:
       layer_fn: called with the parameters of a layer and `x`; returns the next `x`, a pytree of
-      the same shapes and dtypes where layers are scanned. params: a list or tuple of the
-      layers' parameters; or one pytree of arrays [layers, ...]. x: a pytree, the input of the
-      first layer. num_stages: the number of stages, of which the first ones have a layer more
-      if it does not divide the layers; or the number of layers of each. With an interleaved
-      schedule it is the number of all stages of all ranks. scan: whether a stage scans over its
-      layers, if the parameters are stacked, or calls `layer_fn` for each.
+      the same shapes and dtypes where layers are scanned. params: a list of the layers'
+      parameters; or any other pytree, whose leaves are arrays [layers, ...]. x: a pytree, the
+      input of the first layer. num_stages: the number of stages, of all ranks together; the
+      first ones have a layer more if it does not divide the layers. Or a list with the number
+      of layers of each stage. scan: whether a stage scans over its layers, if the parameters
+      are stacked, or calls `layer_fn` for each.
 
     Returns:
       The output of the last layer.
@@ -76,7 +76,7 @@ def stages(
     Raises:
       JaxppError("stage-marks"): the layers do not fit the number of stages.
     """
-    listed = isinstance(params, list | tuple) and not hasattr(params, "_fields")
+    listed = isinstance(params, list)
     layers = len(params) if listed else _count_layers(params)
     sizes = _layers_of_stages(num_stages, layers)
 

@@ -32,6 +32,13 @@ static jpp_status_t* plan_with(planned_t* planned, const jpp_plan_options_t* opt
   return NULL;
 }
 
+static jpp_status_t* count_4_kib(void* context, const jpp_staged_t* staged,
+                                 uint64_t* out_bytes) {
+  (void)context;
+  for (uint32_t v = 0; v < staged->num_values; ++v) out_bytes[v] = 4096;
+  return NULL;
+}
+
 jpp_status_t* plan_scheduled(planned_t* planned, uint32_t slots) {
   jpp_loop_schedule_t loops[PLAN_MAX_LOOPS] = {0};
   for (uint32_t i = 0; i < planned->graph->num_loops; ++i) {
@@ -41,6 +48,8 @@ jpp_status_t* plan_scheduled(planned_t* planned, uint32_t slots) {
   jpp_plan_options_t options = {.struct_size = sizeof(options),
                                 .ranks = planned->ranks,
                                 .loops = loops,
+                                .offload = planned->offload,
+                                .measure = planned->offload ? count_4_kib : NULL,
                                 .channel_slots = slots};
   return plan_with(planned, &options);
 }

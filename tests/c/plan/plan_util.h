@@ -21,6 +21,7 @@ typedef struct planned {
   const jpp_staged_t* staged;
   const jpp_plan_t* plan;
   const jpp_check_report_t* report;
+  bool offload;  // every value counts as 4 KiB, and activations are offloaded
 } planned_t;
 
 // Free *out_planned with plan_free() also after a failure.

@@ -368,5 +368,6 @@ planned_t random_step(uint64_t seed, uint32_t* out_slots) {
     ASSERT_OK(jpp_schedule_build(kShapes[shape].schedule, &params, &planned.given[i]));
   }
   *out_slots = pick(3);
+  planned.offload = pick(3) == 0;
   return planned;
 }

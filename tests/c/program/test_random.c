@@ -15,6 +15,13 @@ static void fail_with_graph(const planned_t* planned, uint64_t seed, const char*
            planned->schedules[0]->name, what);
 }
 
+static bool offloads(const planned_t* planned) {
+  for (uint32_t r = 0; r < planned->ranks; ++r) {
+    if (planned->offload && planned->report->actors[r].moves) return true;
+  }
+  return false;
+}
+
 static bool has_parts(const jpp_staged_t* staged) {
   for (uint32_t t = 0; t < staged->num_tasks; ++t) {
     if (staged->tasks[t].next_part != JPP_NONE) return true;
@@ -22,8 +29,11 @@ static bool has_parts(const jpp_staged_t* staged) {
   return false;
 }
 
-// Gives whether some task was divided.
-static bool try_seed(uint64_t seed) {
+typedef struct counts {
+  uint64_t divided, offloaded;  // steps with tasks in parts, and with activations moved
+} counts_t;
+
+static void try_seed(uint64_t seed, counts_t* counts) {
   uint32_t slots = 0;
   planned_t planned = random_step(seed, &slots);
   jpp_status_t* status = plan_scheduled(&planned, slots);
@@ -37,23 +47,24 @@ static bool try_seed(uint64_t seed) {
     fail_with_graph(&planned, seed, "computes something else");
   }
   free(expected);
-  bool divided = has_parts(planned.staged);
+  counts->divided += has_parts(planned.staged);
+  counts->offloaded += offloads(&planned);
   plan_free(&planned);
-  return divided;
 }
 
 static void test_random_steps_compute_what_their_graphs_say(void** state) {
   (void)state;
   const char* only = test_variable("JPP_TEST_SEED");
   const char* times = test_variable("JPP_TEST_TIMES");
+  counts_t counts = {0};
   if (only) {
-    try_seed(strtoull(only, NULL, 10));
+    try_seed(strtoull(only, NULL, 10), &counts);
     return;
   }
   uint64_t count = times ? strtoull(times, NULL, 10) : 2000;
-  uint64_t divided = 0;
-  for (uint64_t seed = 1; seed <= count; ++seed) divided += try_seed(seed);
-  assert_true(divided >= count / 50);
+  for (uint64_t seed = 1; seed <= count; ++seed) try_seed(seed, &counts);
+  assert_true(counts.divided >= count / 50);
+  assert_true(counts.offloaded >= count / 20);
 }
 
 int main(void) {
