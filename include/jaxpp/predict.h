@@ -18,6 +18,9 @@
 //    It occupies the link for bytes / bandwidth, and arrives `latency` later. Messages
 //    queue for a link in the order in which their values exist and their sends are
 //    issued; those of one run in the order of their sends.
+//  - A move is a message of a rank to itself, on one of two links of the rank: to host
+//  memory
+//    and back. It waits for no slot, and a run waits for it as for a message.
 //  - The cores of a host are shared equally: a run occupies `threads` of them and an
 //    issuing thread one; while more are wanted than there are, all take proportionally
 //    longer.
@@ -51,6 +54,7 @@ typedef struct jpp_machine {
   uint32_t devices_per_rank;  // 0: 1
   double call;                // of the issuing thread for an instruction
   jpp_link_speed_t link;      // between ranks of different processes
+  jpp_link_speed_t host;      // of a rank's moves to host memory, and of those back
   // The lists may be NULL. Numbers of hosts, processes and devices are below `ranks`.
   const uint32_t* rank_host;     // [ranks] NULL: all on one host
   const uint32_t* rank_process;  // [ranks] in place of `processes`

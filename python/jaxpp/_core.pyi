@@ -553,6 +553,7 @@ class Plan:
         call: float,
         latency: float,
         bandwidth: float,
+        host_bandwidth: float,
         steps: int,
         steps_in_flight: int,
         /,

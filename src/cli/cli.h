@@ -34,7 +34,7 @@ typedef struct jpp_cli_options {
   const char* output;
   const char* plugin;
   uint32_t steps, seed, cores;
-  double latency, transfer, optimizer, seconds, bandwidth, call, threads;
+  double latency, transfer, optimizer, seconds, bandwidth, host_bandwidth, call, threads;
   uint64_t memory_limit, activation_bytes, message_bytes;  // bytes
 } jpp_cli_options_t;
 

@@ -97,6 +97,8 @@ static const flag_t kFlags[] = {
      "of a message to another process; default: as in the trace"},
     {JPP_FLAG_MACHINE, "--bandwidth", "B", FLAG_NUMBER, FIELD(bandwidth),
      "bytes a millisecond between ranks of different processes"},
+    {JPP_FLAG_MACHINE, "--host-bandwidth", "B", FLAG_NUMBER, FIELD(host_bandwidth),
+     "bytes a millisecond between a rank and pinned host memory, each way"},
     {JPP_FLAG_MACHINE, "--steps", "N", FLAG_U32, FIELD(steps),
      "steps to predict, some of them in flight together; default 1"},
     {JPP_FLAG_SECONDS, "--seconds", "T", FLAG_NUMBER, FIELD(seconds),

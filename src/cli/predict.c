@@ -42,6 +42,7 @@ static jpp_status_t* predict_file(const jpp_cli_options_t* options,
       .processes = options->processes,
       .call = options->call,
       .link = {.latency = options->latency, .bandwidth = options->bandwidth},
+      .host = {.bandwidth = options->host_bandwidth},
       .rank_device = devices};
   if (!machine.cores && !strcmp(contents->platform, "cpu")) machine.cores = count_cores();
   jpp_predict_options_t predict = {.struct_size = sizeof(predict),

@@ -54,6 +54,16 @@ static jpp_status_t* check_links(const jpp_link_speed_t* links, uint32_t ranks) 
   return NULL;
 }
 
+static jpp_status_t* check_host_link(const jpp_link_speed_t* speed) {
+  if (jpp__machine_takes(speed->latency) && jpp__machine_takes(speed->bandwidth)) {
+    return NULL;
+  }
+  return jpp_status_make(JPP_INVALID_ARGUMENT,
+                         "machine: link to host memory: expected latency and bandwidth "
+                         "from 0 to %g, found %g and %g",
+                         JPP_LONGEST_TIME, speed->latency, speed->bandwidth);
+}
+
 // One thread issues the runs of a device.
 static jpp_status_t* check_devices(const jpp_machine_t* machine, uint32_t ranks,
                                    jpp_arena_t* arena) {
@@ -135,6 +145,7 @@ jpp_status_t* jpp__machine_complete(const jpp_machine_t* machine, uint32_t ranks
   JPP_RETURN_IF_ERROR(check_list("device", out_machine->rank_device, ranks));
   JPP_RETURN_IF_ERROR(check_devices(out_machine, ranks, arena));
   JPP_RETURN_IF_ERROR(check_hosts(out_machine, ranks, arena));
+  JPP_RETURN_IF_ERROR(check_host_link(&out_machine->host));
   JPP_RETURN_IF_ERROR(fill_links(out_machine, ranks, arena));
   return check_links(out_machine->links, ranks);
 }

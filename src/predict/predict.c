@@ -67,7 +67,7 @@ typedef struct predictor {
   device_t* devices;        // [ranks]
   host_t* hosts;            // [ranks]
   uint32_t* credits;        // [channels] free slots
-  double* link_free;        // [ranks * ranks]
+  double* link_free;        // [wiring.num_links]
   run_state_t* run_states;  // [steps * runs]
   message_state_t* states;  // [steps * messages]
   jpp_task_run_t* runs;     // [steps * runs]
@@ -117,10 +117,9 @@ static void start_run(predictor_t* p, uint32_t device) {
 static void depart(predictor_t* p, uint64_t message) {
   const jpp_wired_message_t* wired =
       &p->wiring.messages[message % p->wiring.num_messages];
-  const jpp_plan_channel_t* channel = &p->plan->channels[wired->channel];
-  size_t link = (size_t)channel->src * p->ranks + channel->dst;
-  const jpp_link_speed_t* speed = &p->machine.links[link];
-  double* link_free = &p->link_free[link];
+  const jpp_link_speed_t* speed =
+      wired->channel == JPP_NONE ? &p->machine.host : &p->machine.links[wired->link];
+  double* link_free = &p->link_free[wired->link];
   *link_free = fmax(p->now, *link_free);
   if (speed->bandwidth > 0) *link_free += wired->bytes / speed->bandwidth;
   jpp__heap_push(&p->arrivals, *link_free + speed->latency, message);
@@ -156,17 +155,18 @@ static bool crosses(const predictor_t* p, const jpp_plan_channel_t* channel) {
 
 static void arrive(predictor_t* p, uint64_t message) {
   uint32_t number = (uint32_t)(message % p->wiring.num_messages);
-  const jpp_plan_channel_t* channel =
-      &p->plan->channels[p->wiring.messages[number].channel];
+  const jpp_wired_message_t* wired = &p->wiring.messages[number];
   message_state_t* state = &p->states[message];
   state->arrived = true;
   release_messages(p, (uint32_t)(message / p->wiring.num_messages),
                    p->wiring.num_runs + number);
   if (state->reader != kNoRun) {
     --p->run_states[state->reader].missing;
-    start_run(p, p->machine.rank_device[channel->dst]);
+    start_run(p, p->machine.rank_device[wired->rank]);
   }
-  if (crosses(p, channel)) wake_process(p, p->machine.rank_process[channel->dst]);
+  if (wired->channel != JPP_NONE && crosses(p, &p->plan->channels[wired->channel])) {
+    wake_process(p, p->machine.rank_process[wired->rank]);
+  }
 }
 
 // --- Issuing --------------------------------------------------------------------------
@@ -220,9 +220,9 @@ static void issue_instr(predictor_t* p, process_t* process) {
   --process->remaining;
   if (instr->kind == JPP_INSTR_RUN) {
     issue_run(p, process->step, process->turn, instr);
-  } else if (instr->kind == JPP_INSTR_SEND) {
+  } else if (instr->kind == JPP_INSTR_SEND || instr->kind == JPP_INSTR_MOVE) {
     const jpp_wired_message_t* wired = &p->wiring.messages[instr->number];
-    --p->credits[wired->channel];
+    if (wired->channel != JPP_NONE) --p->credits[wired->channel];
     p->states[message].sent = true;
     if (source_exists(p, process->step, wired->source)) depart(p, message);
   } else if (instr->kind == JPP_INSTR_RECV) {
@@ -408,8 +408,7 @@ static jpp_status_t* allocate_predictor(predictor_t* p, jpp_arena_t* arena,
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(scratch, p->ranks, &p->devices));
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(scratch, p->ranks, &p->wake.entries));
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(scratch, p->plan->num_channels, &p->credits));
-  JPP_RETURN_IF_ERROR(
-      JPP_ARENA_ARRAY(scratch, (size_t)p->ranks * p->ranks, &p->link_free));
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(scratch, p->wiring.num_links, &p->link_free));
   for (uint32_t c = 0; c < p->plan->num_channels; ++c) {
     p->credits[c] = p->plan->channels[c].slots;
   }

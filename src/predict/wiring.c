@@ -11,7 +11,7 @@ static counts_t count_instrs(const jpp_plan_t* plan) {
     const jpp_program_t* program = &plan->programs[r];
     for (uint32_t i = 0; i < program->num_instrs; ++i) {
       const jpp_instr_t* instr = &program->instrs[i];
-      counts.messages += instr->kind == JPP_INSTR_SEND;
+      counts.messages += instr->kind == JPP_INSTR_SEND || instr->kind == JPP_INSTR_MOVE;
       if (instr->kind != JPP_INSTR_RUN) continue;
       ++counts.runs;
       counts.needs += instr->num_args;
@@ -28,7 +28,7 @@ typedef struct walk {
   uint32_t* sent;           // [channels]
   uint32_t* received;       // [channels]
   uint32_t num_needs;       // so far, of all ranks
-  uint32_t next_run;
+  uint32_t next_run, next_move;
 } walk_t;
 
 static void wire_run(walk_t* walk, const jpp_instr_t* instr, jpp_wired_instr_t* wired) {
@@ -50,21 +50,39 @@ static void wire_run(walk_t* walk, const jpp_instr_t* instr, jpp_wired_instr_t* 
   }
 }
 
-static void wire_send(walk_t* walk, const jpp_instr_t* instr, jpp_wired_instr_t* wired) {
+// The message `number` takes the first operand of the instruction.
+static void wire_message(walk_t* walk, const jpp_instr_t* instr, uint32_t number,
+                         jpp_wired_message_t message) {
   jpp_wiring_t* wiring = walk->wiring;
-  uint32_t operand = instr->first_operand, channel = instr->target;
-  uint32_t source = walk->makers[walk->program->operands[operand]];
-  wired->number = walk->first_message[channel] + walk->sent[channel]++;
-  jpp_wired_message_t* message = &wiring->messages[wired->number];
   uint32_t value = walk->program->operand_values[instr->first_value];
-  *message = (jpp_wired_message_t){.channel = channel,
-                                   .source = source,
-                                   .next_of_same = JPP_NONE,
-                                   .bytes = (double)wiring->plan->value_bytes[value]};
-  if (source == JPP_NONE) return;
-  uint32_t* last = &wiring->first_made[source];
+  message.source = walk->makers[walk->program->operands[instr->first_operand]];
+  message.next_of_same = JPP_NONE;
+  message.bytes = (double)wiring->plan->value_bytes[value];
+  wiring->messages[number] = message;
+  if (message.source == JPP_NONE) return;
+  uint32_t* last = &wiring->first_made[message.source];
   while (*last != JPP_NONE) last = &wiring->messages[*last].next_of_same;
-  *last = wired->number;
+  *last = number;
+}
+
+static void wire_send(walk_t* walk, const jpp_instr_t* instr, jpp_wired_instr_t* wired) {
+  uint32_t id = instr->target;
+  const jpp_plan_channel_t* channel = &walk->wiring->plan->channels[id];
+  size_t link = (size_t)channel->src * walk->wiring->plan->ranks + channel->dst;
+  wired->number = walk->first_message[id] + walk->sent[id]++;
+  wire_message(walk, instr, wired->number,
+               (jpp_wired_message_t){.channel = id, .rank = channel->dst, .link = link});
+}
+
+static void wire_move(walk_t* walk, const jpp_instr_t* instr, jpp_wired_instr_t* wired) {
+  uint32_t ranks = walk->wiring->plan->ranks, rank = walk->program->rank;
+  bool to_device = instr->target == JPP_MEMORY_DEVICE;
+  size_t link = (size_t)ranks * ranks + (size_t)2 * rank + to_device;
+  wired->number = walk->next_move++;
+  wire_message(walk, instr, wired->number,
+               (jpp_wired_message_t){.channel = JPP_NONE, .rank = rank, .link = link});
+  walk->makers[walk->program->operands[instr->first_operand + 1]] =
+      walk->wiring->num_runs + wired->number;
 }
 
 static void wire_program(walk_t* walk, jpp_wired_instr_t* instrs) {
@@ -86,9 +104,8 @@ static void wire_program(walk_t* walk, jpp_wired_instr_t* instrs) {
         walk->makers[program->operands[instr->first_operand]] =
             walk->wiring->num_runs + instrs[i].number;
         break;
-      case JPP_INSTR_MOVE:  // its own time is not predicted
-        walk->makers[program->operands[instr->first_operand + 1]] =
-            walk->makers[program->operands[instr->first_operand]];
+      case JPP_INSTR_MOVE:
+        wire_move(walk, instr, &instrs[i]);
         break;
       case JPP_INSTR_DELETE:
       case JPP_INSTR_KIND_COUNT:
@@ -112,6 +129,7 @@ static jpp_status_t* allocate_walk(const jpp_plan_t* plan, jpp_arena_t* arena,
     walk->first_message[c] = messages;
     messages += plan->channels[c].messages;
   }
+  walk->next_move = messages;
   return NULL;
 }
 
@@ -128,7 +146,8 @@ jpp_status_t* jpp__wiring_create(const jpp_plan_t* plan, jpp_arena_t* arena,
   }
   jpp_wiring_t wiring = {.plan = plan,
                          .num_runs = (uint32_t)counts.runs,
-                         .num_messages = (uint32_t)counts.messages};
+                         .num_messages = (uint32_t)counts.messages,
+                         .num_links = (size_t)plan->ranks * (plan->ranks + 2)};
   size_t sources = counts.runs + counts.messages;
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(arena, plan->ranks, &wiring.instrs));
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(arena, counts.needs, &wiring.needs));

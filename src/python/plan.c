@@ -553,7 +553,7 @@ static PyMethodDef kMethods[] = {
      "Searches a schedule for a loop of the graph, with this plan's bytes of values."},
     {"predict", jpp_py_plan_predict, METH_VARARGS,
      "predict($self, traces, rank_devices, devices_per_rank, cores, threads, processes, "
-     "call, latency, bandwidth, steps, steps_in_flight, /)\n--\n\n"
+     "call, latency, bandwidth, host_bandwidth, steps, steps_in_flight, /)\n--\n\n"
      "(makespan, period, bubble, busy time of each rank, table, trace) of a step with "
      "the "
      "task times of these traces; 0 for what the library chooses."},

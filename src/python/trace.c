@@ -115,12 +115,13 @@ PyObject* jpp_py_plan_predict(PyObject* plan, PyObject* args) {
   jpp_predict_options_t options = {.struct_size = sizeof(options), .machine = &machine};
   uint32_t* rank_device = NULL;
   uint32_t count = 0;
-  if (!PyArg_ParseTuple(
-          args, "O!OO&O&dO&dddO&O&", &PyList_Type, &texts, &devices, jpp_py_u32_converter,
-          &machine.devices_per_rank, jpp_py_u32_converter, &machine.cores,
-          &machine.threads, jpp_py_u32_converter, &machine.processes, &machine.call,
-          &machine.link.latency, &machine.link.bandwidth, jpp_py_u32_converter,
-          &options.steps, jpp_py_u32_converter, &options.steps_in_flight) ||
+  if (!PyArg_ParseTuple(args, "O!OO&O&dO&ddddO&O&", &PyList_Type, &texts, &devices,
+                        jpp_py_u32_converter, &machine.devices_per_rank,
+                        jpp_py_u32_converter, &machine.cores, &machine.threads,
+                        jpp_py_u32_converter, &machine.processes, &machine.call,
+                        &machine.link.latency, &machine.link.bandwidth,
+                        &machine.host.bandwidth, jpp_py_u32_converter, &options.steps,
+                        jpp_py_u32_converter, &options.steps_in_flight) ||
       !jpp_py_to_u32s(devices, &rank_device, &count)) {
     return NULL;
   }

@@ -389,6 +389,7 @@ class CompiledStep:
         call: float = 0.0,
         latency: float = 0.0,
         bandwidth: float = 0.0,
+        host_bandwidth: float = 0.0,
         steps: int = 1,
     ) -> Prediction:
         """Predicts the time of a step from the times of its tasks.
@@ -405,6 +406,8 @@ class CompiledStep:
           call: milliseconds that issuing an instruction takes.
           latency: of messages between processes, in milliseconds. Default: as in the traces.
           bandwidth: bytes per millisecond between processes, 0 for no limit.
+          host_bandwidth: bytes per millisecond between a rank's devices and pinned host memory,
+            each way, 0 for no limit.
           steps: how many steps to predict, with as many in flight as the step allows.
         """
         devices = self._devices
@@ -421,6 +424,7 @@ class CompiledStep:
             call,
             latency,
             bandwidth,
+            host_bandwidth,
             steps,
             self._in_flight,
         )

@@ -10,7 +10,7 @@ static bool in_process(const reference_t* ref, uint32_t rank, uint32_t process) 
 static letter_t* oldest_letter(reference_t* ref, uint32_t channel) {
   for (uint32_t i = 0; i < ref->num_letters; ++i) {
     letter_t* letter = &ref->letters[i];
-    if (letter->channel == channel && !letter->received) return letter;
+    if (!letter->moves && letter->channel == channel && !letter->received) return letter;
   }
   return NULL;
 }
@@ -28,7 +28,8 @@ static bool may_issue(reference_t* ref, uint32_t rank, const jpp_instr_t* instr)
   }
   uint32_t held = 0;
   for (uint32_t i = 0; i < ref->num_letters; ++i) {
-    held += ref->letters[i].channel == instr->target && !ref->letters[i].received;
+    const letter_t* letter = &ref->letters[i];
+    held += !letter->moves && letter->channel == instr->target && !letter->received;
   }
   return held < channel->slots;
 }
@@ -63,7 +64,15 @@ static void issue(reference_t* ref, uint32_t rank, uint32_t step) {
     letter->received = true;
     registers[operands[0]] = letter->out;
   } else if (instr->kind == JPP_INSTR_MOVE) {
-    registers[operands[1]] = registers[operands[0]];
+    uint32_t value = program->operand_values[instr->first_value];
+    letter_t* letter = &ref->letters[ref->num_letters++];
+    *letter = (letter_t){.moves = true,
+                         .rank = rank,
+                         .to_host = instr->target != JPP_MEMORY_DEVICE,
+                         .token = registers[operands[0]],
+                         .out = ref->tokens++,
+                         .bytes = (double)ref->plan->value_bytes[value]};
+    registers[operands[1]] = letter->out;
   }
   ++ref->at[rank];
 }
@@ -192,7 +201,10 @@ static bool depart_letters(reference_t* ref, double* link_free) {
     const jpp_plan_channel_t* channel = &ref->plan->channels[letter->channel];
     size_t link = (size_t)channel->src * ref->plan->ranks + channel->dst;
     jpp_link_speed_t speed = {0};
-    if (ref->machine->links) {
+    if (letter->moves) {
+      link = (size_t)(kMaxRanks + letter->to_host) * kMaxRanks + letter->rank;
+      speed = ref->machine->host;
+    } else if (ref->machine->links) {
       speed = ref->machine->links[link];
     } else if (!in_process(ref, channel->src, ref->machine->rank_process[channel->dst])) {
       speed = ref->machine->link;
@@ -263,7 +275,7 @@ static bool pass_time(reference_t* ref) {
 
 reference_t* run_reference(const jpp_plan_t* plan, const jpp_predict_options_t* options) {
   reference_t* ref = calloc(1, sizeof(*ref));
-  double link_free[kMaxRanks * kMaxRanks] = {0};
+  double link_free[(kMaxRanks + 2) * kMaxRanks] = {0};
   *ref = (reference_t){.plan = plan,
                        .options = options,
                        .machine = options->machine,

@@ -19,6 +19,8 @@ typedef struct letter {
   uint32_t channel, token, out;  // the value, and the value when received
   double bytes, arrival;
   bool departed, arrived, received;
+  bool moves, to_host;  // a move of `rank`, not a message
+  uint32_t rank;
 } letter_t;
 
 typedef struct reference {

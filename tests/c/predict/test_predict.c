@@ -3,6 +3,7 @@
 #include <math.h>
 #include <stdio.h>
 
+#include "jaxpp/plan.h"
 #include "jaxpp/predict.h"
 #include "jaxpp/simulate.h"
 #include "plan_util.h"
@@ -161,6 +162,7 @@ static void pick_machine(uint32_t ranks, bool calls, random_machine_t* out) {
                                  .threads = (pick(3) + 1) * 0.75,
                                  .call = calls && pick(2) ? pick_time() / 10 : 0,
                                  .link = {pick_time(), 41.3},
+                                 .host = {pick_time() * pick(2), pick(2) * 1000.3},
                                  .rank_host = out->host,
                                  .rank_process = out->process,
                                  .rank_device = out->device,
@@ -346,6 +348,73 @@ static void test_cores_and_steps_in_flight_count(void** state) {
   assert_near(predict_mlp2(&machine, 3, 3, 2), 11);
 }
 
+// --- Offloaded activations ------------------------------------------------------------
+
+enum { kActivation = 1 << 20 };
+
+// Only values of microbatches have bytes.
+static jpp_status_t* count_activations(void* context, const jpp_staged_t* staged,
+                                       uint64_t* out_bytes) {
+  (void)context;
+  for (uint32_t v = 0; v < staged->num_values; ++v) {
+    bool made = staged->values[v].producer != JPP_NONE;
+    out_bytes[v] = made && staged->scopes[v] == JPP_SCOPE_MICROBATCH ? kActivation : 0;
+  }
+  return NULL;
+}
+
+// 1F1B of 8 stages and 32 microbatches, forwards of 1 ms and backwards of 2. Gives the
+// time of a step and the highest peak of a rank.
+static double predict_1f1b(bool offload, double host_bandwidth, uint64_t* out_peak) {
+  char* text = chain_text(8, 8, 32);
+  jpp_graph_t* graph = NULL;
+  jpp_planned_t* planned = NULL;
+  ASSERT_OK(jpp_graph_parse(text, strlen(text), "chain", &graph));
+  jpp_text_free(text);
+  jpp_loop_schedule_t loop = {.struct_size = sizeof(loop), .built_in = "1f1b"};
+  jpp_plan_options_t options = {.struct_size = sizeof(options),
+                                .loops = &loop,
+                                .offload = offload,
+                                .measure = count_activations};
+  ASSERT_OK(jpp_plan_graph(graph, &options, &planned));
+  double* times = calloc(planned->staged->num_tasks, sizeof(*times));
+  for (uint32_t t = 0; t < planned->staged->num_tasks; ++t) {
+    if (planned->staged->tasks[t].loop != 0) continue;
+    times[t] = planned->staged->tasks[t].kind == JPP_TASK_FWD ? 1 : 2;
+  }
+  jpp_machine_t machine = {.struct_size = sizeof(machine),
+                           .host = {.bandwidth = host_bandwidth}};
+  jpp_predict_options_t predict = {
+      .struct_size = sizeof(predict), .task_times = times, .machine = &machine};
+  jpp_prediction_t* prediction = NULL;
+  ASSERT_OK(jpp_predict(planned->plan, &predict, &prediction));
+  double makespan = prediction->makespan;
+  *out_peak = 0;
+  for (uint32_t r = 0; r < 8; ++r) {
+    uint64_t peak = planned->report->actors[r].peak_bytes;
+    if (peak > *out_peak) *out_peak = peak;
+  }
+  jpp_prediction_destroy(prediction);
+  free(times);
+  jpp_planned_destroy(planned);
+  jpp_graph_destroy(graph);
+  return makespan;
+}
+
+// A rank moves one activation each way in the 3 ms of a microbatch.
+static void test_moves_hide_behind_compute(void** state) {
+  (void)state;
+  const double needed = kActivation / 3.0;
+  uint64_t kept = 0, offloaded = 0;
+  double alone = predict_1f1b(false, 0, &kept);
+  assert_near(alone, (32 + 7) * 3);
+  double hidden = predict_1f1b(true, 1.5 * needed, &offloaded);
+  assert_true(offloaded <= kept / 2);
+  assert_true(hidden <= 1.05 * alone);
+  // A link of half the bandwidth that is needed bounds the step.
+  assert_true(predict_1f1b(true, 0.5 * needed, &offloaded) > 1.5 * alone);
+}
+
 static void test_refusals(void** state) {
   (void)state;
   planned_t planned;
@@ -399,6 +468,7 @@ int main(void) {
       cmocka_unit_test(test_task_times_are_found_in_predicted_runs),
       cmocka_unit_test(test_latency_is_found_in_predicted_runs),
       cmocka_unit_test(test_cores_and_steps_in_flight_count),
+      cmocka_unit_test(test_moves_hide_behind_compute),
       cmocka_unit_test(test_refusals),
   };
   return cmocka_run_group_tests_name("predict", tests, NULL, NULL);

@@ -108,6 +108,16 @@ def test_a_limit_chooses_it() -> None:
         peak(offload="yes")
 
 
+def test_slow_links_are_predicted() -> None:
+    """A link on which a microbatch's activation takes a second bounds the step."""
+    step = make_step(jaxpp.Std1F1B(2), 2, mesh_of(2, {}), offload=True)
+    compiled = step.compile(weights(2), batch())
+    compiled.set_tracing()
+    jax.block_until_ready(compiled(weights(2), batch()))
+    slow = compiled.predict(host_bandwidth=SIZE * D * 4 / 1000)
+    assert compiled.predict().makespan < 1000 * MICROBATCHES < slow.makespan
+
+
 def test_saved_and_loaded(tmp_path: pathlib.Path) -> None:
     step = make_step(jaxpp.Std1F1B(4), 4, mesh_of(4, {}), offload=True)
     compiled = step.compile(weights(4), batch())
