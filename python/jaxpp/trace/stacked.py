@@ -38,7 +38,13 @@ from jaxpp.trace.memories import is_move, move_of_one
 from jaxpp.trace.pieces import Parted, Piece
 from jaxpp.trace.rows import constant, fold, gathered_places, moved_axes, scattered_values
 from jaxpp.trace.splitting import inlined_call
-from jaxpp.trace.stage_rows import ELEMENTWISE, LeafCuts, find_parting, is_reshape
+from jaxpp.trace.stage_rows import (
+    ELEMENTWISE,
+    LeafCuts,
+    constrained_axes,
+    find_parting,
+    is_reshape,
+)
 
 __all__ = ["PartedStep", "cut_results", "part_step", "parts_of_leaves"]
 
@@ -174,7 +180,7 @@ class _Evaluator:
         """Evaluates an equation without parts; records the leaves that its results depend
         on."""
         outs = self.bind(eqn, operands)
-        if eqn.primitive.name in ELEMENTWISE:
+        if eqn.primitive.name in ELEMENTWISE or constrained_axes(eqn) is not None:
             shape = eqn.outvars[0].aval.shape
             leaves = [
                 self.tags.get(id(o), frozenset())
@@ -237,9 +243,22 @@ class _Evaluator:
             outs = [value.transposed(permutation, avals[0])]
         elif is_reshape(eqn):
             outs = [value.reshaped(avals[0])]
+        elif (divided := constrained_axes(eqn)) is not None:
+            outs = [self.constrained(eqn, value, divided)]
         else:
             return None
         return None if None in outs else [self.made(o) for o in outs]
+
+    def constrained(self, eqn: JaxprEqn, value: Parted, divided: set[int]) -> Parted | None:
+        """The value with each piece sharded like the whole; None if pieces are cut along an
+        axis that the constraint divides over devices."""
+        whole = whole_box(value.aval.shape)
+        if any(box[axis] != whole[axis] for box in value.boxes for axis in divided):
+            return None
+        pieces = [p.shaped() for p in value.pieces]
+        return value.of(
+            [Piece(p.box, self.bind(eqn, [p.array])[0]) for p in pieces], value.aval
+        )
 
     def _part_of(self, value: Any, box: Box) -> Any:
         """The part of an operand in a box."""

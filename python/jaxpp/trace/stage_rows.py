@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
+from jax.sharding import NamedSharding
 
 from jaxpp.jax_internals.jaxprs import is_transposed, without_constants
 from jaxpp.jax_internals.lines import user_line
@@ -20,7 +21,7 @@ from jaxpp.trace.memories import is_move
 from jaxpp.trace.rows import Places, fold, gathered_places, moved_axes
 from jaxpp.trace.splitting import inlined_call, is_recomputation
 
-__all__ = ["ELEMENTWISE", "LeafCuts", "find_parting", "is_reshape"]
+__all__ = ["ELEMENTWISE", "LeafCuts", "constrained_axes", "find_parting", "is_reshape"]
 
 ELEMENTWISE = {
     *("abs", "neg", "sign", "floor", "ceil", "round", "is_finite", "exp", "exp2", "log"),
@@ -130,6 +131,21 @@ def is_reshape(eqn: JaxprEqn) -> bool:
     )
 
 
+def constrained_axes(eqn: JaxprEqn) -> set[int] | None:
+    """The axes that a sharding constraint divides over devices; None for other equations."""
+    if eqn.primitive.name != "sharding_constraint":
+        return None
+    sharding = eqn.params["sharding"]
+    if not isinstance(sharding, NamedSharding) or sharding.spec.unreduced:
+        return set(range(eqn.invars[0].aval.ndim))
+    found = set()
+    for axis, names in enumerate(sharding.spec.partitions):
+        names = names if isinstance(names, tuple) else (names,)
+        if any(isinstance(n, str) and sharding.mesh.shape[n] > 1 for n in names):
+            found.add(axis)
+    return found
+
+
 def _joined(eqn: JaxprEqn, operands: Sequence[Any]) -> _View | None:
     """Concatenates views of the same leaves."""
     leaves = {o.leaves if isinstance(o, _View) else None for o in operands}
@@ -157,6 +173,8 @@ def _views_after(eqn: JaxprEqn, operands: Sequence[Any]) -> list[_View | None] |
         return [_View(view.leaves.union(*(o.leaves for o in others)), view.ids)]
     if others or view is not operands[0]:
         return None
+    if (divided := constrained_axes(eqn)) is not None:
+        return None if any(view.ids.shape[axis] > 1 for axis in divided) else [view]
     if (found := gathered_places(eqn, operands)) is not None:
         return [view.taken(*one) for one in zip(found, outs, strict=True)]
     if (permutation := moved_axes(eqn)) is not None:

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxpp.api as jaxpp
@@ -223,6 +224,25 @@ def test_keys_of_all_stages(impl: str, mesh2: Any, mesh4: Any) -> None:
     assert float(step(found, batch)[1]) == float(total)
     of_two = noisy_step(mesh2)
     assert float(of_two(found, batch)[1]) == float(of_two(keys, batch)[1])
+
+
+@pytest.mark.parametrize(
+    ("spec", "cut"),
+    [(P(), Bounds(0, (0, 4, 8))), (P(None, "data"), Bounds(0, (0, 4, 8))), (P("data"), None)],
+    ids=str,
+)
+def test_a_leaf_whose_sharding_is_constrained(spec: Any, cut: Bounds | None) -> None:
+    mesh = make_mesh(2, data=2)
+    sharding = NamedSharding(mesh.lowering_mesh(), spec)
+
+    def stage(p: Any, x: Any, start: int, stop: int) -> Any:
+        placed = {**p, "w": jax.lax.with_sharding_constraint(p["w"], sharding)}
+        return by_scan(placed, x, start, stop)
+
+    problem = problem_of(stage, 2)
+    step = assert_trains_equal(problem, jaxpp.Std1F1B(2), mesh, in_specs=None)
+    bounds = traced_of(step, problem).argument_bounds[:2]  # of "b" and "w"
+    assert bounds == [Bounds(0, (0, 4, 8)), cut]
 
 
 # --- What stays whole -------------------------------------------------------------------
