@@ -1,0 +1,100 @@
+"""Trains a model of MaxText as a pipeline, with its configuration, data and checkpoints.
+
+    DECOUPLE_GCLOUD=TRUE JAX_NUM_CPU_DEVICES=2 python examples/maxtext.py CONFIG.yml \\
+        hardware=cpu ici_pipeline_parallelism=2 gradient_accumulation_steps=8 key=value ...
+
+MaxText's trainer runs on the mesh of one rank, with `mpmd_jit_with_loop` for its `jax.jit` and
+`treduce` for the scan that accumulates gradients. `ici_pipeline_parallelism` ranks share the
+devices, and each rank has `num_pipeline_repeats` stages, which end after layers.
+"""
+
+import functools
+import sys
+from unittest.mock import patch
+
+sys.path.pop(0)  # this folder, in which "maxtext" is this file
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from maxtext.layers.nnx_decoders import NNXDecoder
+from maxtext.trainers.pre_train import train
+from maxtext.utils import maxtext_utils, train_utils
+
+import jaxpp.api as jaxpp
+
+keys = dict(argument.split("=", 1) for argument in sys.argv[2:])
+ranks = int(keys.pop("ici_pipeline_parallelism", 1))
+stages = ranks * int(keys.pop("num_pipeline_repeats", 1))
+groups = np.split(np.array(jax.devices()), ranks)
+keys |= {"internal_compile": "True", "internal_compile_num_devices": str(len(groups[0]))}
+config, recorder = train.initialize([*sys.argv[:2], *map("=".join, keys.items())])
+meshes = [maxtext_utils.get_mesh_from_config(config, group) for group in groups]
+devices = np.concatenate([m.devices for m in meshes], meshes[0].axis_names.index("stage"))
+mesh = jaxpp.MpmdMesh(meshes[0].update(devices=devices), "stage")
+schedule = jaxpp.Interleaved1F1B(stages, ranks) if stages > ranks else jaxpp.Std1F1B(ranks)
+plain_scan, gradients = jax.lax.scan, train.gradient_accumulation_loss_and_grad
+apply_scanned = NNXDecoder._apply_layers_sequentially
+init_unscanned = NNXDecoder._init_sequential_layers
+
+
+@patch.object(jax.lax, "scan", plain_scan)
+def accumulate(body, init, batches, length):
+    """MaxText's scan over microbatches. The sums in its carry start at zero."""
+    keys, others = nnx.split_state(init["rest_state"], nnx.RngKey, ...)
+
+    def one(xs):
+        own = jax.tree.map(jnp.vectorize(lambda key: jax.random.fold_in(key, xs[0])), keys)
+        sums, aux = body({**init, "rest_state": nnx.merge_state(own, others)}, xs[1])
+        counts = nnx.filter_state(sums.pop("rest_state"), nnx.Not(nnx.RngKey))
+        return {**sums, "ga_params": None}, counts, aux  # without the weights
+
+    xs, operation = (jnp.arange(length), batches), (jaxpp.Add, jaxpp.Max, jaxpp.Concat())
+    sums, counts, aux = jaxpp.treduce(one, xs, schedule, operation=operation)
+    return {**sums, "rest_state": counts}, aux
+
+
+def apply_in_stages(decoder, layers, *args, length, **kwargs):
+    """Applies scanned layers. Of DeepSeek's two stacks, the dense one belongs to stage 0."""
+    divided = layers is getattr(decoder, "moe_layers", layers)
+    ends = [n for n in range(1, length) if divided and n * stages % length < stages]
+
+    @patch.object(jax.lax, "scan", plain_scan)
+    def scan(body, y, rows, **options):
+        outs = []
+        for a, b in zip([0, *ends], [*ends, length], strict=True):
+            part = jax.tree.map(lambda x, a=a, b=b: x[a:b], rows)
+            y, out = plain_scan(body, y, part, **options)
+            y, outs = jaxpp.mark_stage_end(y) if b < length else y, [*outs, out]
+        return y, jax.tree.map(lambda *parts: jnp.concatenate(parts), *outs)
+
+    with patch.object(jax.lax, "scan", scan):
+        return apply_scanned(decoder, layers, *args, length=length, **kwargs)
+
+
+@functools.cache
+def ending_stage(layer):  # a class of layers after which a stage ends
+    def call(self, *args, **kwargs):
+        result = layer.__call__(self, *args, **kwargs)
+        result, sown = jaxpp.mark_stage_end((result, nnx.state(self, nnx.Intermediate)))
+        nnx.update(self, sown)
+        return result
+
+    return type(layer.__name__, (layer,), {"__call__": call})
+
+
+def init_in_stages(decoder, *args):
+    init_unscanned(decoder, *args)
+    for n, layer in enumerate((layers := decoder.get_layers())[:-1], 1):
+        if n * stages % len(layers) < stages:
+            layer.__class__ = ending_stage(type(layer))
+
+
+NNXDecoder._apply_layers_sequentially = apply_in_stages
+NNXDecoder._init_sequential_layers = init_in_stages
+maxtext_utils.get_mesh_from_config = lambda *_: meshes[0]
+jit = functools.partial(jaxpp.mpmd_jit_with_loop, mpmd_mesh=mesh)
+train_utils.jit_train_step = patch.object(jax, "jit", jit)(train_utils.jit_train_step)
+train.gradient_accumulation_loss_and_grad = patch.object(jax.lax, "scan", accumulate)(gradients)
+train.run(config, recorder)
