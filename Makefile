@@ -6,7 +6,7 @@ SOURCES := $(shell find src include python meson.build meson_options.txt packagi
 	-type f -not -name '*.so' -not -path '*/__pycache__/*')
 
 .DEFAULT_GOAL := help
-.PHONY: help install wheel demo test test-jax bench bench-distributed gpu fmt asan random faults soak fuzz clean
+.PHONY: help install wheel demo test test-jax maxtext bench bench-distributed gpu fmt asan random faults soak fuzz clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -61,6 +61,15 @@ test-jax: ## VERSION=0.10.2 INTERPRETER=python3: the Python tests on another JAX
 	$(OTHER)/bin/python -m pip install --quiet ".[test]"
 	$(OTHER)/bin/python -m pip install --quiet jax==$(VERSION) jaxlib==$(VERSION)
 	@$(OTHER)/bin/python tools/run_tests.py pytest
+
+MAXTEXT := .venvs/maxtext/bin/python
+maxtext: ## MaxText's models as pipelines beside its own trainer, in .venvs/: INTERPRETER=python3, 3.12 or later
+	@tools/system_packages.sh
+	@test -x $(MAXTEXT) || $(INTERPRETER) -m venv .venvs/maxtext
+	$(MAXTEXT) -m pip install --quiet --upgrade pip
+	$(MAXTEXT) -m pip install --quiet . pytest pytest-timeout -r tests/maxtext/requirements.txt
+	$(MAXTEXT) -m pip install --quiet --no-deps maxtext==0.2.5
+	$(MAXTEXT) -m pytest -q -W ignore tests/maxtext
 
 bench: $(VENV)/.installed ## times and ratios against plain jax.jit and a bare C loop
 	@test -e build-bench || PATH=$(abspath $(VENV))/bin:$$PATH $(MESON) setup build-bench --buildtype=release -Dpython=false
