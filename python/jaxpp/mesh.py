@@ -22,6 +22,15 @@ from jaxpp.job import watch_job
 __all__ = ["MpmdMesh", "MpmdSharding", "memory_of", "parted_sharding", "rank_axes"]
 
 
+def __getattr__(name: str) -> Any:
+    """`RemoteMpmdMesh`, which scripts import from here too. Its module imports this one."""
+    if name == "RemoteMpmdMesh":
+        from jaxpp.remote.mesh import RemoteMpmdMesh
+
+        return RemoteMpmdMesh
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
 def memory_of(sharding: Any, what: str) -> str:
     """The memory of a sharding, "device" or "pinned_host"; "device" for anything without a
     memory kind. Raises JaxppError("unsupported") for any other kind, with `what`."""

@@ -111,6 +111,14 @@ def test_names(module: str) -> None:
     assert isinstance(whole.__version__, str)
 
 
+def test_the_mesh_of_workers_is_also_in_mesh() -> None:
+    from jaxpp.mesh import RemoteMpmdMesh
+
+    assert RemoteMpmdMesh is jaxpp.RemoteMpmdMesh
+    with pytest.raises(ImportError, match="NoSuchMesh"):
+        from jaxpp.mesh import NoSuchMesh  # noqa: F401
+
+
 def test_use_pgle_is_taken() -> None:
     for jit, fun in (
         (jaxpp.mpmd_jit_with_loop, m.training_step(jaxpp.Std1F1B(2))),
