@@ -17,13 +17,15 @@ sys.path.pop(0)  # this folder, in which "maxtext" is this file
 import jax
 import jax.numpy as jnp
 import numpy as np
+from absl import logging
 from flax import nnx
-from maxtext.layers.nnx_decoders import NNXDecoder
+from maxtext.layers.nnx_decoders import NNXDecoder as Decoder
 from maxtext.trainers.pre_train import train
 from maxtext.utils import maxtext_utils, train_utils
 
 import jaxpp.api as jaxpp
 
+logging.set_verbosity(logging.INFO)  # MaxText logs the losses
 keys = dict(argument.split("=", 1) for argument in sys.argv[2:])
 ranks = int(keys.pop("ici_pipeline_parallelism", 1))
 stages = ranks * int(keys.pop("num_pipeline_repeats", 1))
@@ -35,8 +37,7 @@ devices = np.concatenate([m.devices for m in meshes], meshes[0].axis_names.index
 mesh = jaxpp.MpmdMesh(meshes[0].update(devices=devices), "stage")
 schedule = jaxpp.Interleaved1F1B(stages, ranks) if stages > ranks else jaxpp.Std1F1B(ranks)
 plain_scan, gradients = jax.lax.scan, train.gradient_accumulation_loss_and_grad
-apply_scanned = NNXDecoder._apply_layers_sequentially
-init_unscanned = NNXDecoder._init_sequential_layers
+apply_scanned, init_layers = Decoder._apply_layers_sequentially, Decoder._init_sequential_layers
 
 
 @patch.object(jax.lax, "scan", plain_scan)
@@ -56,9 +57,8 @@ def accumulate(body, init, batches, length):
 
 
 def apply_in_stages(decoder, layers, *args, length, **kwargs):
-    """Applies scanned layers. Of DeepSeek's two stacks, the dense one belongs to stage 0."""
-    divided = layers is getattr(decoder, "moe_layers", layers)
-    ends = [n for n in range(1, length) if divided and n * stages % length < stages]
+    stack = getattr(decoder, "moe_layers", layers)  # DeepSeek's dense layers are in stage 0
+    ends = [n for n in range(1, length) if layers is stack and n * stages % length < stages]
 
     @patch.object(jax.lax, "scan", plain_scan)
     def scan(body, y, rows, **options):
@@ -85,14 +85,14 @@ def ending_stage(layer):  # a class of layers after which a stage ends
 
 
 def init_in_stages(decoder, *args):
-    init_unscanned(decoder, *args)
+    init_layers(decoder, *args)
     for n, layer in enumerate((layers := decoder.get_layers())[:-1], 1):
         if n * stages % len(layers) < stages:
             layer.__class__ = ending_stage(type(layer))
 
 
-NNXDecoder._apply_layers_sequentially = apply_in_stages
-NNXDecoder._init_sequential_layers = init_in_stages
+Decoder._apply_layers_sequentially = apply_in_stages
+Decoder._init_sequential_layers = init_in_stages
 maxtext_utils.get_mesh_from_config = lambda *_: meshes[0]
 jit = functools.partial(jaxpp.mpmd_jit_with_loop, mpmd_mesh=mesh)
 train_utils.jit_train_step = patch.object(jax, "jit", jit)(train_utils.jit_train_step)
