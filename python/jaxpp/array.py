@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -30,6 +30,10 @@ from jaxpp.placements import (
 __all__ = ["ArrayRef", "MpmdArray", "MpmdShard"]
 
 _PRINTED_BYTES = 1 << 20  # a larger array prints its sharding instead
+
+
+def _differ_in_size(ranges: Iterable[slice]) -> bool:
+    return len({rows.stop - rows.start for rows in ranges}) > 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -455,7 +459,12 @@ class MpmdArray(jax.Array):  # type: ignore[misc]
         placement, axis = self._placement, self._placement.axis
         copies: collections.Counter[Any] = collections.Counter()
         shards = []
-        for rank, (rows, numbers) in placement.rows_by_rank():
+        ranges, parts = list(placement.rows_by_rank()), placement.rows()
+        if _differ_in_size(rows for _, (rows, _) in ranges) and not _differ_in_size(parts):
+            # A rank has copies of others' parts. Libraries that save arrays expect shards of
+            # one shape.
+            ranges = [(r, (parts[k], range(k, k + 1))) for r, (_, own) in ranges for k in own]
+        for rank, (rows, numbers) in ranges:
             shape = (*self.shape[:axis], rows.stop - rows.start, *self.shape[axis + 1 :])
             where = placement.rank_sharding(rank).devices_indices_map(shape)
             for device, index in where.items():

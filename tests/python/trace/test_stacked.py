@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pathlib
 import pickle
 from collections.abc import Callable
 from typing import Any
@@ -10,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import orbax.checkpoint as ocp
 import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -243,6 +245,32 @@ def test_a_leaf_whose_sharding_is_constrained(spec: Any, cut: Bounds | None) -> 
     step = assert_trains_equal(problem, jaxpp.Std1F1B(2), mesh, in_specs=None)
     bounds = traced_of(step, problem).argument_bounds[:2]  # of "b" and "w"
     assert bounds == [Bounds(0, (0, 4, 8)), cut]
+
+
+def test_a_checkpoint_of_rows_that_two_ranks_hold(tmp_path: pathlib.Path) -> None:
+    mesh = make_mesh(3)
+
+    def step(w: Any, xs: Any) -> Any:
+        def loss(w: Any, x: Any) -> Any:
+            x = jaxpp.mark_stage_end(jnp.tanh(x @ w[0]))
+            x = jaxpp.mark_stage_end(jnp.tanh(jnp.tanh(x @ w[1]) @ w[2]))
+            return jaxpp.mark_stage_end(jnp.tanh(x @ w[2]).sum())
+
+        def one(x: Any) -> Any:
+            return jax.grad(loss)(w, x)
+
+        return w - 0.1 * jaxpp.treduce(one, xs, jaxpp.Std1F1B(3), operation=jaxpp.Add)
+
+    w = jaxpp.mpmd_jit_with_loop(step, mesh)(jnp.ones((3, 4, 4)), jnp.ones((4, 2, 4)))
+    assert [part.ranks for part in w._placement.parts] == [(0,), (1,), (1, 2)]
+    assert [shard.data.shape for shard in w.addressable_shards] == [(1, 4, 4)] * 4
+    for shard in w.addressable_shards:
+        np.testing.assert_array_equal(shard.data, np.asarray(w)[shard.index])
+    with ocp.StandardCheckpointer() as checkpointer:  # which refuses shards of several shapes
+        checkpointer.save(tmp_path / "state", {"w": w})
+        checkpointer.wait_until_finished()
+        found = checkpointer.restore(tmp_path / "state")
+    np.testing.assert_array_equal(found["w"], np.asarray(w))
 
 
 # --- What stays whole -------------------------------------------------------------------
