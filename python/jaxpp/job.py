@@ -86,9 +86,9 @@ class _Watcher(threading.Thread):
             looked = now
             if self._asking and now - self._asked_at > limit:
                 _end_process(
-                    f"jaxpp: error: process 0 at {coordination_address()}: nothing was heard "
-                    f"of it for {limit:g} s: it was stopped, its machine hangs, or the way to "
-                    "it is cut"
+                    f"jaxpp: error: process 0 at {coordination_address()}: it has "
+                    f"sent nothing for {limit:g} s: it was stopped, its machine "
+                    "hangs, or the network to it is down"
                 )
         text = None if self._coordinator_is_gone else _core.job_await_end()
         if text is not None:

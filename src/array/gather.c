@@ -110,7 +110,8 @@ jpp_status_t* jpp_argument_gather(const jpp_wanted_t* wanted, uint32_t device,
   JPP_RETURN_IF_ERROR(jpp__wanted_read(wanted, &full));
   JPP_RETURN_IF_ERROR(check_blocks(&full, blocks, num_blocks));
   if (device >= full.devices_per_rank) {
-    return jpp_status_make(JPP_INVALID_ARGUMENT, "%s: device %u of a rank of %u",
+    return jpp_status_make(JPP_INVALID_ARGUMENT,
+                           "%s: expected a device of the rank, found device %u of %u",
                            full.name, device, full.devices_per_rank);
   }
   JPP_RETURN_IF_ERROR(

@@ -353,10 +353,11 @@ static jpp_status_t* check_move(jpp_walk_t* w) {
   bool known = instr->target < JPP_MEMORY_COUNT && instr->target != content.memory &&
                (instr->target == JPP_MEMORY_DEVICE || instr->target == own);
   if (!known) {
-    return jpp__walk_fail(w,
-                          "memory %u is neither the devices' nor the value's own, or "
-                          "already that of %s",
-                          instr->target, jpp__check_content_text(w->c, &content, text));
+    return jpp__walk_fail(
+        w,
+        "memory %u is not a target: expected device memory or the value's, "
+        "other than the one that holds %s",
+        instr->target, jpp__check_content_text(w->c, &content, text));
   }
   if (content.owner == JPP_OWNER_CONSTANT || content.microbatch != instr->microbatch ||
       w->c->staged->scopes[content.value] == JPP_SCOPE_STATE || values[1] != values[0]) {

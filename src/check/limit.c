@@ -94,7 +94,7 @@ static void append_ranks(const jpp_check_report_t* report, const jpp_excess_t* e
                   (unsigned long long)excess->peak,
                   (unsigned long long)(excess->peak - limit));
   if (!alone) {
-    jpp_str_appendf(str, "; the highest is that of rank %u, %llu", excess->largest,
+    jpp_str_appendf(str, "; rank %u has the highest peak, %llu", excess->largest,
                     (unsigned long long)actor->peak_bytes);
   }
   if (actor->peak_instr < program->num_instrs) {

@@ -123,7 +123,7 @@ static void say_who_failed(const launch_job_t* job, const launch_child_t* culpri
   if (culprit->stopped && !culprit->ended) {
     fprintf(stderr, "was stopped (SIGSTOP) and did not continue");
   } else if (!culprit->ended) {
-    fprintf(stderr, "no longer answers, as the other processes report");
+    fprintf(stderr, "no longer answers, the other processes report");
   } else if (WIFSIGNALED(culprit->wait_status)) {
     fprintf(stderr, "was ended by signal %d (%s)", WTERMSIG(culprit->wait_status),
             strsignal(WTERMSIG(culprit->wait_status)));

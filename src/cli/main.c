@@ -46,7 +46,7 @@ static const jpp_cli_command_t kCommands[] = {
     {"launch", "-- COMMAND ...", 0, JPP_FLAG_LAUNCH,
      "start the processes of a job on this host", jpp_cli_launch},
     {"flight", "FOLDER", 1, 0,
-     "show where every rank of a job was last, and which ranks wait for which",
+     "show the last instruction of every rank of a job, and which ranks wait for which",
      jpp_cli_flight},
     {"options", "", 0, JPP_FLAG_JSON, "list the environment variables that are read",
      jpp_cli_environment},

@@ -343,7 +343,8 @@ jpp_status_t* jpp__client_executable_hlo_unsupported(jpp_client_t* client,
                                                      jpp_executable_t* executable,
                                                      void** out_bytes, size_t* out_size) {
   (void)executable, (void)out_bytes, (void)out_size;
-  return jpp_status_make(JPP_UNSUPPORTED, "driver %s does not show compiled programs",
+  return jpp_status_make(JPP_UNSUPPORTED,
+                         "driver %s cannot return the text of compiled programs",
                          client->info.driver);
 }
 
@@ -351,12 +352,14 @@ jpp_status_t* jpp__client_executable_memory_unsupported(
     jpp_client_t* client, jpp_executable_t* executable,
     jpp_executable_memory_t* out_memory) {
   (void)executable, (void)out_memory;
-  return jpp_status_make(JPP_UNSUPPORTED, "driver %s does not know what programs need",
+  return jpp_status_make(JPP_UNSUPPORTED,
+                         "driver %s cannot tell how much memory programs need",
                          client->info.driver);
 }
 
 jpp_status_t* jpp__client_register_custom_call_unsupported(
     jpp_client_t* client, const jpp_custom_call_t* custom_call) {
-  return jpp_status_make(JPP_UNSUPPORTED, "custom call %s: the %s driver has none",
+  return jpp_status_make(JPP_UNSUPPORTED,
+                         "custom call %s: driver %s supports no custom calls",
                          custom_call->name, client->info.driver);
 }

@@ -260,7 +260,9 @@ static void append_state(const report_t* report, const jpp_flight_place_t* place
     jpp_str_appendf(report->out, "step %llu, ", step);
     append_instr(report, place, place->at);
   } else if (place->step > head->finished) {
-    jpp_str_appendf(report->out, "step %llu: all is issued, its devices work", step);
+    jpp_str_appendf(report->out,
+                    "step %llu: all instructions issued, the devices have not finished",
+                    step);
   } else {
     jpp_str_appendf(report->out, "between steps, %llu done", step);
   }
@@ -281,7 +283,7 @@ static void append_other_end(const report_t* report, const jpp_flight_place_t* p
   } else {
     bool full = jpp__flight_is_full(place, peer, instr);
     jpp_str_appendf(report->out,
-                    full ? "; rank %u has made no room" : "; rank %u has room for it",
+                    full ? "; rank %u has no free slot" : "; rank %u has a free slot",
                     instr->peer);
   }
 }

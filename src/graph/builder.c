@@ -185,7 +185,8 @@ static jpp_status_t* give_arg(jpp_graph_builder_t* builder, const uint32_t* rank
                               uint32_t num_ranks) {
   JPP_RETURN_IF_ERROR(check_open(builder));
   if (!builder->args.count) {
-    return jpp_status_make(JPP_GRAPH_ERROR, "expected an argument to give on ranks");
+    return jpp_status_make(JPP_GRAPH_ERROR,
+                           "expected an argument before the ranks that it is given on");
   }
   jpp_graph_arg_t* arg = &builder->args.data[builder->args.count - 1];
   arg->num_ranks = num_ranks;
@@ -394,7 +395,8 @@ static jpp_status_t* leave_output(jpp_graph_builder_t* builder, const uint32_t* 
                                   uint32_t num_ranks) {
   JPP_RETURN_IF_ERROR(check_open(builder));
   if (!builder->outputs.count) {
-    return jpp_status_make(JPP_GRAPH_ERROR, "expected an output to leave on ranks");
+    return jpp_status_make(JPP_GRAPH_ERROR,
+                           "expected an output before the ranks that it is left on");
   }
   jpp_graph_output_t* output = &builder->outputs.data[builder->outputs.count - 1];
   output->num_ranks = num_ranks;

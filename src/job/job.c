@@ -349,7 +349,7 @@ bool jpp_job_await_end(char** out_text) {
     job->told = true;
     jpp_str_appendf(&str, "jaxpp: error: %s; process %d did not end in %g s after that",
                     job->failure ? jpp_status_message(job->failure)
-                                 : "a process died after all had finished",
+                                 : "a process died after all processes had finished",
                     job->process, (double)job->grace_ms / 1000);
     jpp_status_free(jpp_str_finish(&str, out_text));
   }

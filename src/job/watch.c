@@ -178,8 +178,8 @@ static void check_silence(jpp_job_connection_t* connection, int64_t now) {
   if (connection->descriptor < 0 || now - connection->heard_ms <= limit) return;
   char how[128];
   snprintf(how, sizeof(how),
-           "nothing was heard of it for %g s: it was stopped, its machine hangs, or the "
-           "way to it is cut",
+           "it has sent nothing for %g s: it was stopped, its machine hangs, or the "
+           "network to it is down",
            (double)limit / 1000);
   note_lost(connection, false, how);
   jpp__job_close(connection);

@@ -137,7 +137,7 @@ void jpp__note_append(jpp_str_t* str, const jpp_staged_t* staged,
   jpp_str_appendf(
       str,
       "gives input gradients and weight gradients together, so %.0f %% of the backward "
-      "of stage %u cannot wait for a bubble, as the schedule wants; compute them in "
+      "of stage %u cannot wait for a bubble, as the schedule requires; compute them in "
       "separate operations, or choose a schedule without BWD_W",
       100 * (double)note->share, note->stage);
 }

@@ -46,7 +46,7 @@ static jpp_status_t* check_magic(const char* path, const unsigned char* bytes,
   if (!size || memcmp(bytes, JPP_PLANFILE_MAGIC, length) != 0) {
     return jpp_status_make(JPP_PARSE_ERROR,
                            "plan file %s: expected a file that begins with \"jaxpp plan "
-                           "file\", as save() writes it, found another%s",
+                           "file\", as save() writes it, found other contents%s",
                            path, size ? "" : ", an empty one");
   }
   if (size >= JPP_PLANFILE_HEAD_SIZE) return NULL;

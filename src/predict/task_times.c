@@ -30,7 +30,7 @@ static jpp_status_t* check_runs(const jpp_task_run_t* runs, uint64_t num_runs,
     }
     return jpp_status_make(JPP_INVALID_ARGUMENT,
                            "run %llu: expected a rank below %u, a task below %u and an "
-                           "end behind its start, found %u, %u and %g after %g",
+                           "end after its start, found %u, %u and %g after %g",
                            (unsigned long long)i, ranks, num_tasks, run->rank, run->task,
                            run->end, run->start);
   }

@@ -158,8 +158,8 @@ jpp_status_t* jpp__profile_serialize(const jpp_profile_session_t* session,
   if (session->steps_lost) {
     jpp_str_t warning = {0};
     jpp_str_appendf(&warning,
-                    "%llu steps of pipelines are not in the profile: it has %zu "
-                    "events of them, the most there may be, or memory was short",
+                    "%llu pipeline steps are missing from the profile: it has reached "
+                    "its limit of events (%zu recorded), or host memory ran out",
                     (unsigned long long)session->steps_lost, session->events.count);
     append_message(&space, kSpaceWarnings, &warning);
   }

@@ -159,7 +159,8 @@ static jpp_status_t* draft_arg(const drafter_t* d, const jpp_instr_draft_t* inst
   JPP_RETURN_IF_ERROR(find_place(d, instr->value, memory, &place));
   uint32_t id = *definition_at(d, &place, instr->microbatch);
   if (id == JPP_NONE) {
-    return jpp_status_make(JPP_INTERNAL_ERROR, "rank %u sends or moves value %%%u unmade",
+    return jpp_status_make(JPP_INTERNAL_ERROR,
+                           "rank %u sends or moves value %%%u before a task produces it",
                            d->rank, instr->value);
   }
   d->draft->virtuals.data[id].last_use = d->at;

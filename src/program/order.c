@@ -34,8 +34,8 @@ static jpp_status_t* check_backward(const jpp_staged_loop_t* staged, const char*
     return NULL;
   }
   return jpp_status_make(JPP_SCHEDULE_ERROR,
-                         "loop at %s was partitioned with whole backwards, its schedule "
-                         "'%s' runs input and weight gradients apart",
+                         "loop at %s was partitioned with whole backwards, but its "
+                         "schedule '%s' runs input and weight gradients separately",
                          where, schedule->name);
 }
 
@@ -44,7 +44,7 @@ static jpp_status_t* check_placement(const jpp_staged_loop_t* staged, const char
   for (uint32_t s = 0; s < schedule->stages; ++s) {
     if (schedule->stage_rank[s] == staged->stage_rank[s]) continue;
     return jpp_status_make(JPP_SCHEDULE_ERROR,
-                           "loop at %s was partitioned with stage %u on rank %u, its "
+                           "loop at %s was partitioned with stage %u on rank %u, but its "
                            "schedule '%s' puts it on %u",
                            where, s, staged->stage_rank[s], schedule->name,
                            schedule->stage_rank[s]);
@@ -59,16 +59,16 @@ static jpp_status_t* check_schedule(const jpp_program_builder_t* b, uint32_t loo
   const char* where = graph->where ? graph->where : "?";
   if (schedule->microbatches != graph->microbatches) {
     return jpp_status_make(JPP_SCHEDULE_ERROR,
-                           "loop at %s has %u microbatches, its schedule '%s' %u", where,
-                           graph->microbatches, schedule->name, schedule->microbatches);
+                           "loop at %s has %u microbatches, but its schedule '%s' has %u",
+                           where, graph->microbatches, schedule->name,
+                           schedule->microbatches);
   }
   if (schedule->stages != staged->stages || schedule->ranks != b->staged->ranks) {
-    return jpp_status_make(
-        JPP_MESH_ERROR,
-        "loop at %s was partitioned for %u stages on %u ranks, its schedule "
-        "'%s' has %u on %u",
-        where, staged->stages, b->staged->ranks, schedule->name, schedule->stages,
-        schedule->ranks);
+    return jpp_status_make(JPP_MESH_ERROR,
+                           "loop at %s was partitioned for %u stages on %u ranks, but "
+                           "its schedule '%s' has %u on %u",
+                           where, staged->stages, b->staged->ranks, schedule->name,
+                           schedule->stages, schedule->ranks);
   }
   JPP_RETURN_IF_ERROR(check_placement(staged, where, schedule));
   return check_backward(staged, where, schedule);

@@ -34,7 +34,7 @@ static bool has_cuda(void) {
   return g_cuda.to_host && g_cuda.to_device && g_cuda.wait;
 }
 
-static const char kMissing[] = "a callback into Python: libcuda.so.1 can not be used";
+static const char kMissing[] = "a callback into Python: libcuda.so.1 cannot be used";
 
 const char* jpp_py_cuda_to_host(void* stream, void* host, const void* device,
                                 size_t bytes) {

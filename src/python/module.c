@@ -173,7 +173,7 @@ static PyMethodDef kMethods[] = {
      "An environment variable of the table that `jaxpp options` prints; None: not set."},
     {"option_ms", option_ms, METH_VARARGS,
      "option_ms($module, name, /)\n--\n\n"
-     "Of an environment variable with seconds the milliseconds; 0 when not set."},
+     "The milliseconds of an environment variable in seconds; 0 if not set."},
     {"misspelt_options", misspelt_options, METH_NOARGS,
      "misspelt_options($module, /)\n--\n\n"
      "What is wrong with the names of JPP_ variables in the environment, or None."},

@@ -204,7 +204,7 @@ static bool depends_on(const search_t* search, const jpp_schedule_task_t* late,
 // has one, because needs alone do not form a cycle.
 static void print_hint(const search_t* search, jpp_str_t* str) {
   if (search->order->fused_as_one) {
-    jpp_str_append(str, "\nto break this cycle, take a FusedTask on it apart");
+    jpp_str_append(str, "\nto break this cycle, split a FusedTask on it");
     return;
   }
   for (uint32_t i = 0; i < search->length; ++i) {

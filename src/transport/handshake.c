@@ -84,7 +84,7 @@ jpp_status_t* jpp__address_open(const void* bytes, size_t size, const void* toke
                            "expected an address of version %u, found version %u%s; run "
                            "the same release in all processes",
                            kVersion, head.version,
-                           head.magic != kMagic ? " of something else" : "");
+                           head.magic != kMagic ? " in another format" : "");
   }
   if (head.name_size > kJppMostNameSize ||
       (uint64_t)head.name_size + head.route_size != size - sizeof(head)) {

@@ -127,17 +127,17 @@ void jpp__nccl_send(jpp_net_op_t* op, const void* data) {
 static const char* insert(jpp_nccl_comm_t* comm, const jpp_nccl_transfer_t* transfer) {
   if (transfer->turn <= comm->issued || transfer->turn - comm->issued > kMostAhead ||
       transfer->size > comm->nccl->scratch_size) {
-    return "its turn is past, or it is too large";
+    return "it is too large, or its turn is past or too far ahead";
   }
   size_t at = comm->transfers.count;
   while (at && comm->transfers.data[at - 1].turn > transfer->turn) --at;
   if (at && comm->transfers.data[at - 1].turn == transfer->turn) {
-    return "its turn has come before";
+    return "another transfer has the same turn";
   }
   jpp_status_t* status = JPP_VEC_PUSH(&comm->transfers, *transfer);
   if (status) {
     jpp_status_free(status);
-    return "there is no memory to record it";
+    return "host memory is exhausted";
   }
   jpp_nccl_transfer_t* place = &comm->transfers.data[at];
   memmove(place + 1, place, (comm->transfers.count - 1 - at) * sizeof(*place));
@@ -152,7 +152,7 @@ const char* jpp__nccl_fetch(jpp_net_peer_t* peer, const jpp_packet_t* packet,
                                   .data = place->data ? place->data : peer->net->scratch,
                                   .size = packet->size,
                                   .shard = place->shard};
-  if (comm->state == JPP_NCCL_UNUSED) return "nothing here is received over NCCL";
+  if (comm->state == JPP_NCCL_UNUSED) return "this process receives nothing over NCCL";
   bool ends = comm->state >= JPP_NCCL_DOOMED;
   const char* wrong = ends ? NULL : insert(comm, &transfer);
   if ((ends || wrong) && place->shard) jpp__net_received(place->shard, false);

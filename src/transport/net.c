@@ -241,7 +241,7 @@ static const char* take_packet(jpp_net_peer_t* peer, const jpp_packet_t* packet,
                                const void* data, size_t size,
                                jpp_net_place_t* out_place) {
   bool device = packet->kind == JPP_PACKET_MEET || packet->turn;
-  if (device && !peer->net->device) return "there is only host memory here";
+  if (device && !peer->net->device) return "this process takes host memory only";
   bool has_data = (packet->kind == JPP_PACKET_DATA && !packet->turn) ||
                   packet->kind == JPP_PACKET_ABORT || packet->kind == JPP_PACKET_MEET ||
                   packet->kind == JPP_PACKET_BEAT;
@@ -268,7 +268,7 @@ static const char* take_packet(jpp_net_peer_t* peer, const jpp_packet_t* packet,
     case JPP_PACKET_ABORT:
       break;
     default:
-      return "there is no such kind";
+      return "its kind is unknown";
   }
   jpp_net_channel_t* channel = find_channel(peer, packet->channel);
   if (!channel && packet->kind == JPP_PACKET_ABORT) {
@@ -320,8 +320,8 @@ static void watch_peer(jpp_net_peer_t* peer, int64_t now) {
   uint32_t timeout = peer->net->peer_timeout_ms;
   if (!peer->heard_ms || now - peer->heard_ms <= timeout) return;
   jpp__net_peer_failed(peer,
-                       "nothing was heard of it for %g s: it was stopped, its machine "
-                       "hangs, or the way to it is cut",
+                       "it has sent nothing for %g s: it was stopped, its machine hangs, "
+                       "or the network to it is down",
                        (double)timeout / 1000);
 }
 

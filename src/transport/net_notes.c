@@ -29,10 +29,10 @@ jpp_status_t* jpp__net_open_notes(jpp_transport_t* transport, uint32_t size,
   jpp_net_t* net = (jpp_net_t*)transport;
   jpp_net_notes_t* notes = &net->notes;
   if (notes->size || size == 0) {
-    return jpp_status_make(JPP_INVALID_ARGUMENT,
-                           "expected notes to be opened once, of at least 1 byte; found "
-                           "%u, and %u before",
-                           size, notes->size);
+    return jpp_status_make(
+        JPP_INVALID_ARGUMENT,
+        "expected notes of at least 1 byte, opened once; found %u, and %u opened before",
+        size, notes->size);
   }
   uint32_t processes = transport->num_processes;
   size_t entry = sizeof(entry_head_t) + padded(size);

@@ -184,13 +184,13 @@ static jpp_status_t* check_channel_spec(const jpp_transport_t* transport,
   if (spec->src_process >= processes || spec->dst_process >= processes ||
       (spec->src_process == here) == (spec->dst_process == here)) {
     return jpp_status_make(JPP_INVALID_ARGUMENT,
-                           "expected process %u, which opens it, and another of %u at "
-                           "its ends, found %u and %u",
+                           "expected its ends to be process %u, which opens it, and "
+                           "another one of %u processes, found %u and %u",
                            here, processes, spec->src_process, spec->dst_process);
   }
   if (!spec->bytes) {
     return jpp_status_make(JPP_INVALID_ARGUMENT,
-                           "expected the most bytes of each shard, found none");
+                           "expected the largest size of each shard, found NULL");
   }
   if (!spec->on_device || bytes_of(transport)->takes_device_memory) return NULL;
   return jpp_status_make(JPP_UNSUPPORTED,

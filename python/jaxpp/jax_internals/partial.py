@@ -295,12 +295,12 @@ class Partials:
     def _sum_rule(self, op: Any, calls: _Calls) -> _Rule:
         """The rule of a reduction with addition."""
         if len(op.operands) != 2 or not _adds(op) or not _is_zero(op.operands[1]):
-            raise Blocked("it is reduced otherwise than by a sum from zero", op.location)
+            raise Blocked("it is not reduced by a sum from zero", op.location)
         dims = self._dimensions(op.operands[0], calls)
         reduced = list(ir.DenseI64ArrayAttr(op.attributes["dimensions"]))
         axes = frozenset(a for d in reduced for a in dims[d])
         if not self._divides(op.operands[0], dims, reduced):
-            raise Blocked("the shards of what it sums differ in size", op.location)
+            raise Blocked("it sums shards of different sizes", op.location)
         return _Rule(axes=axes, sharded={0: dims}) if axes else _Rule([0])
 
     def _scatter_rule(self, op: Any, calls: _Calls) -> _Rule:
@@ -308,7 +308,7 @@ class Partials:
         numbers = stablehlo.ScatterDimensionNumbers(op.attributes["scatter_dimension_numbers"])
         plain = len(op.operands) == 3 and not list(numbers.input_batching_dims)
         if not plain or not _adds(op):
-            raise Blocked("rows are written to it, not added", op.location)
+            raise Blocked("it overwrites rows instead of adding to them", op.location)
         updates, window = op.operands[2], list(numbers.update_window_dims)
         dims = self._dimensions(updates, calls)
         rank = len(_shape(updates))
@@ -357,7 +357,7 @@ class Partials:
         if name == "stablehlo.scatter":
             return self._scatter_rule(op, calls)
         if name == "stablehlo.convert" and not _keeps_sums(op):
-            raise Blocked("the step makes whole numbers of it", op.location)
+            raise Blocked("the step converts it to integers", op.location)
         if name in _UNARY or name == "stablehlo.divide":
             return _Rule([0])
         if name in _SUMS:
@@ -390,7 +390,7 @@ class Partials:
                     raise Blocked("it comes from outside the loop", self.main.location)
                 axes = self._axes_of_result(value, ())
                 if axes == frozenset():
-                    raise Blocked("nothing that it sums is sharded", value.owner.location)
+                    raise Blocked("it sums no sharded value", value.owner.location)
                 found[k], uses[k] = axes, set(self._uses)
             except Blocked as blocked:
                 found[k] = blocked

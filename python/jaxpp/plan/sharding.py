@@ -363,6 +363,6 @@ class StepShardings:
                 spec, axes = self._found.get(first + k, PartitionSpec()), results[k]
                 assert not isinstance(axes, Blocked)
                 if _without(spec, axes) != spec:
-                    results[k] = Blocked("the memory limit does not hold it whole", None)
+                    results[k] = Blocked("the whole weight would exceed the memory limit", None)
                     left = True
         return left

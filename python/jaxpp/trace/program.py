@@ -132,8 +132,8 @@ class Program:
         if not shape or shape[0] % n:
             raise make_error(
                 "sharding",
-                f"{what}: shape {shape} is parted over the ranks {list(place.ranks)}; expected "
-                f"a multiple of {n} rows",
+                f"{what}: shape {shape} is divided over the ranks {list(place.ranks)}; "
+                f"expected a multiple of {n} rows",
             )
         return parts_p.bind(leaf, n=n)
 
@@ -233,8 +233,9 @@ class Program:
                 if n > 1 and (not out.shape or out.shape[0] % n):
                     raise make_error(
                         "sharding",
-                        f"{what}: out_shardings: shape {tuple(out.shape)} is parted over the "
-                        f"ranks {list(place.ranks)}; expected a multiple of {n} rows",
+                        f"{what}: out_shardings: shape {tuple(out.shape)} is divided "
+                        f"over the ranks {list(place.ranks)}; expected a multiple of "
+                        f"{n} rows",
                     )
                 outs += [out] if n == 1 else jax.numpy.split(out, n)
             return outs
@@ -419,8 +420,9 @@ class Program:
         if source.place.parted != place.parted or len(source.parts) != len(place.of_parts()):
             raise make_error(
                 "unsupported",
-                f"{what}: from {source.place} to {place}: expected both parted over as many "
-                "ranks, or neither; a task can put the parts together",
+                f"{what}: from {source.place} to {place}: expected both or neither to "
+                "be divided over ranks, over the same number of them; a task can "
+                "join the parts",
             )
         pairs = list(zip(source.parts, source.place.of_parts(), place.of_parts(), strict=True))
         outs = transfer_p.bind(
@@ -477,8 +479,8 @@ class Program:
         if len(own.ranks) > 1:
             raise make_error(
                 "sharding",
-                f"{what}: an array is a copy on each of the ranks {list(own.ranks)}; expected "
-                "arrays of one rank, or parted over their ranks "
+                f"{what}: an array is a copy on each of the ranks {list(own.ranks)}; "
+                "expected arrays of one rank, or divided over their ranks "
                 f"(P({self.mesh.mpmd_axis_name!r}))",
             )
         a, b = part.aval, first.aval

@@ -153,12 +153,13 @@ class CutRecomputation:
             mark = marks[min(item.parts)].eqn.params["where"]
             raise make_error(
                 "stage-marks",
-                f"the stage mark at {mark} is inside jax.checkpoint, and the backward of the "
-                f"stages on both sides of it uses what {user_line(item.eqn) or '?'} computes, "
-                "so both would compute it again; expected that only values that pass the mark "
-                "are used behind it.\n"
-                "Pass the value through the mark, as in `x, value = mark_stage_end((x, "
-                "value))`, or end the checkpoint at the mark and begin another one behind it.",
+                f"the stage mark at {mark} is inside jax.checkpoint, and the backward "
+                "of the stages on both sides of it uses what "
+                f"{user_line(item.eqn) or '?'} computes, so both would compute it "
+                "again; expected only values that pass through the mark to be used "
+                "after it.\nPass the value through the mark, as in `x, value = "
+                "mark_stage_end((x, value))`, or end the checkpoint at the mark and "
+                "begin another one after it.",
             )
 
 

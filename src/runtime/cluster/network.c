@@ -81,9 +81,9 @@ static jpp_status_t* check_devices(const jpp_runtime_t* runtime) {
       if (device == first) continue;
       return jpp_status_make(
           JPP_UNSUPPORTED,
-          "values cannot go from device to device where a process has several, found "
-          "devices %u and %u in process %u; start a process for each device, or take "
-          "the transport that goes by way of the host (JPP_TRANSPORT=ucx)",
+          "expected one device in each process, as messages between devices require, "
+          "found devices %u and %u in process %u; start a process for each device, or "
+          "use the transport that sends from host memory (JPP_TRANSPORT=ucx)",
           first, device, runtime->process);
     }
   }

@@ -126,13 +126,13 @@ static void append_state(const jpp_runtime_t* runtime, uint32_t rank,
   unsigned long long begun = (unsigned long long)atomic_load(&runtime->begun);
   char text[kJppPlaceSize];
   if (place->unsent_step && place->unsent < program->num_instrs) {
-    jpp_str_appendf(out, ", whose devices do not come to an end with step %llu: %s",
+    jpp_str_appendf(out, ", whose devices have not finished step %llu: %s",
                     (unsigned long long)place->unsent_step,
                     describe_instr(runtime, rank, place->unsent, text));
   } else if (place->step < begun) {
     jpp_str_appendf(out, ", which has not begun step %llu", begun);
   } else if (place->at < program->num_instrs) {
-    jpp_str_appendf(out, ", which has come to %s",
+    jpp_str_appendf(out, ", which has reached %s",
                     describe_instr(runtime, rank, place->at, text));
   } else {
     jpp_str_append(out, ", which has issued all of its step");

@@ -125,10 +125,9 @@ static jpp_status_t* check_places(const jpp_runtime_t* runtime, const jpp_call_t
       if (lies_in_this_process(runtime, call->args[arg])) continue;
       return jpp_status_make(
           JPP_INVALID_ARGUMENT,
-          "argument %s: expected an array on rank %u or another of "
-          "this process from which to copy it, found one on no such rank; a step leaves "
-          "the first result that has an argument's structure and types where the next "
-          "one needs it",
+          "argument %s: expected an array on rank %u, or on another rank of this process "
+          "to copy it from, found it on neither; a step leaves the first result that has "
+          "an argument's structure and types on the ranks where the next step needs it",
           arg_name(runtime, arg), r);
     }
   }

@@ -112,14 +112,14 @@ static jpp_status_t* read_action(reader_t* reader, range_t cell,
   if (!known) {
     return bad_cell(reader, cell,
                     "expected F, B, I, W, SEND_F, RECV_F, WAIT_SEND_F (or _B), UNSHARD, "
-                    "RESHARD or REDUCE_GRAD behind the stage");
+                    "RESHARD or REDUCE_GRAD after the stage");
   }
   action.kind = (uint8_t)known->kind;
   action.task = (uint8_t)known->task;
   if (known->has_microbatch && !read_number(&at, cell.end, &action.microbatch)) {
     return bad_cell(reader, cell, "expected a microbatch number, as in 0F3");
   }
-  if (at != cell.end) return bad_cell(reader, cell, "there is more behind the action");
+  if (at != cell.end) return bad_cell(reader, cell, "unexpected text after the action");
   if (action.stage >= reader->stages) reader->stages = action.stage + 1;
   if (known->has_microbatch && action.microbatch >= reader->microbatches) {
     reader->microbatches = action.microbatch + 1;

@@ -368,8 +368,9 @@ static void test_a_backward_that_was_not_split_can_not_run_split(void** state) {
   jpp_program_options_t options = {.struct_size = sizeof(options),
                                    .schedules = schedules};
   jpp_plan_t* plan = NULL;
-  ASSERT_FAILS(jpp_program_build(planned.staged, &options, &plan), JPP_SCHEDULE_ERROR,
-               "was partitioned with whole backwards, its schedule 'zb-h1' runs input");
+  ASSERT_FAILS(
+      jpp_program_build(planned.staged, &options, &plan), JPP_SCHEDULE_ERROR,
+      "was partitioned with whole backwards, but its schedule 'zb-h1' runs input");
   assert_null(plan);
   jpp_schedule_destroy(split);
   plan_free(&planned);

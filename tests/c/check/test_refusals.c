@@ -122,9 +122,10 @@ static void test_a_move_is_to_another_memory(void** state) {
   fixture_t f = fixture_create("host", NULL);
   jpp_instr_t* move = nth(&f, 0, JPP_INSTR_MOVE, 0);
   move->target = JPP_MEMORY_PINNED_HOST;
-  assert_refused(&f, "move of %0 (f32[8,8]) to pinned_host: memory 1 is neither");
+  assert_refused(&f, "move of %0 (f32[8,8]) to pinned_host: memory 1 is not a target");
   move->target = JPP_MEMORY_COUNT;
-  assert_refused(&f, "move of %0 (f32[8,8]) to an unknown memory: memory 2 is neither");
+  assert_refused(&f,
+                 "move of %0 (f32[8,8]) to an unknown memory: memory 2 is not a target");
   move->target = JPP_MEMORY_DEVICE;
   move->num_results = 0;
   assert_refused(&f, "expected one arg and one result, found 1 and 0");

@@ -360,7 +360,7 @@ static void test_a_process_that_stands_still_is_named(void** state) {
     assert_non_null(processes[p].status);
     assert_int_equal(jpp_status_code(processes[p].status), JPP_PEER_ERROR);
     const char* message = jpp_status_message(processes[p].status);
-    if (!strstr(message, "nothing has come from other processes for 0.6 s") ||
+    if (!strstr(message, "other processes have sent nothing for 0.6 s") ||
         !strstr(message, "(in process 1)")) {
       fail_msg("process %u: %s", p, message);
     }
@@ -382,8 +382,8 @@ static void test_a_device_that_hangs_is_named(void** state) {
     run_all(processes, text,
             (model_options_t){.device_threads = 1, .step_timeout_ms = 300});
     snprintf(expected, sizeof(expected),
-             "rank %u, whose devices do not come to an end with step %d: instruction ",
-             at, kHangAt);
+             "rank %u, whose devices have not finished step %d: instruction", at,
+             kHangAt);
     for (uint32_t p = 0; p < kProcesses; ++p) {
       assert_non_null(processes[p].status);
       assert_int_equal(jpp_status_code(processes[p].status), JPP_PEER_ERROR);
@@ -407,7 +407,8 @@ static void test_a_transport_knows_one_device(void** state) {
   model_t* model = model_plan(text, (model_options_t){.rank_process = kTwoAndOne,
                                                       .network = processes[0].network});
   ASSERT_FAILS(model_try_create_runtime(model), JPP_UNSUPPORTED,
-               "where a process has several, found devices ");
+               "expected one device in each process, as messages between devices "
+               "require, found devices ");
   model_destroy(model);
   jpp_transport_destroy(processes[1].network);
   free(text);

@@ -96,7 +96,7 @@ static void test_wrong_texts_name_their_line_and_cell(void** state) {
   assert_refused("0F0,0X0\n", code, "dir/x.csv:1: cell 2, '0X0': expected F, B, I, W");
   assert_refused("F0\n", code, "cell 1, 'F0': expected a stage number first");
   assert_refused("0F\n", code, "'0F': expected a microbatch number");
-  assert_refused("0F0;\n", code, "there is more behind the action");
+  assert_refused("0F0;\n", code, "unexpected text after the action");
   assert_refused("99999999999F0\n", code, "expected a stage number");
   assert_refused("(0F0;1B0)\n", code, "expected a pair as");
   assert_refused("(0B0;1B0)OVERLAP_F_B\n", code, "expected a forward and a backward");

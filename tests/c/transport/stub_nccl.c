@@ -286,7 +286,7 @@ jpp_nccl_result_t ncclCommInitRankConfig(jpp_nccl_handle_t* out_comm, int ranks,
   return JPP_NCCL_IN_PROGRESS;
 }
 
-// Whether the communicator can not be used yet.
+// Whether the communicator cannot be used yet.
 static bool is_busy_locked(jpp_nccl_handle_t comm) {
   if (comm->making) {
     if (!comm->peer && !comm->peer_ended) return true;
