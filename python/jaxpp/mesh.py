@@ -23,8 +23,8 @@ __all__ = ["MpmdMesh", "MpmdSharding", "memory_of", "parted_sharding"]
 
 
 def memory_of(sharding: Any, what: str) -> str:
-    """The memory of a sharding, "device" or "pinned_host"; "device" for anything without a
-    memory kind. Raises JaxppError("unsupported") for any other kind, with `what`."""
+    """The memory of a sharding: "device" (also for anything without a memory kind) or
+    "pinned_host". Raises JaxppError("unsupported") for any other kind, with `what`."""
     kind = getattr(sharding, "memory_kind", None)
     if kind is None or kind in ("device", "pinned_host"):
         return kind or "device"
@@ -228,7 +228,8 @@ class MpmdMesh:
 
     @contextlib.contextmanager
     def tracing_context(self) -> Iterator[None]:
-        """A context in which specs refer to the axes of a rank's mesh, for any context mesh."""
+        """A context in which specs refer to the axes of a rank's mesh, whatever the
+        context mesh."""
         mesh = self.lowering_mesh()
         with context_mesh(mesh, self.jax_mesh), self.eager_context():
             yield
@@ -361,9 +362,10 @@ def parted_sharding(
     size: int,
     memory_kind: str | None = None,
 ) -> MpmdSharding:
-    """The closest JAX sharding of an array of which an axis of this size is split over ranks:
-    the axis divided over the ranks in order (a rank with several stages actually holds the
-    parts of its stages), or a copy on each rank if it does not divide evenly."""
+    """The closest JAX sharding of an array that is split over ranks along an axis of this
+    size: the axis divided over the ranks in order (a rank with several stages actually
+    holds the parts of its stages), or a copy on each rank if it does not divide evenly.
+    """
     if size % mesh.mesh_of_groups(ranks).shape[mesh.mpmd_axis_name]:
         return MpmdSharding(mesh, ranks, spec, memory_kind)
     parts = [*spec, *[None] * (axis + 1 - len(spec))]

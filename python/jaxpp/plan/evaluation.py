@@ -157,7 +157,7 @@ class _Runner:
     def run(self, ops: Sequence[_Op], wanted: Collection[int]) -> None:
         """Evaluates ops in order, and split ops together.
 
-        `wanted`: the values that are used outside.
+        `wanted`: the values that are used elsewhere.
         """
         users: dict[int, int] = {}  # for each value, the number of ops left that use it
         for op in ops:

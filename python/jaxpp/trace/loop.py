@@ -237,7 +237,7 @@ def run_loop(
     """Traces a loop of `body(i)`, which calls the user's `fun`.
 
     `schedule` is any object with a `build` like `BaseSchedule`'s. `title` is the loop's name in
-    messages, "treduce at FILE:LINE". `note` is added to exceptions from `fun`.
+    messages, "treduce at FILE:LINE". `note` is added to exceptions that `fun` raises.
     """
     if isinstance(schedule, type) or not hasattr(schedule, "build"):
         raise make_error(
