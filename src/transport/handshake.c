@@ -1,6 +1,6 @@
-// Proofs that a process has the job's token: an address is sealed with an HMAC of it, and
-// every packet begins with one over the receiver's random number. Nothing that follows a
-// proof is read before the proof is verified.
+// Proofs that a process has the job's token: an address is sealed with an HMAC keyed by
+// it, and every packet begins with one of the receiver's random number. No data is read
+// before the proof in front of it is verified.
 #include "transport/handshake.h"
 
 #include <string.h>
@@ -11,7 +11,7 @@
 // The head of a sealed address; name and route follow it. Both processes have the same
 // byte order; otherwise the magic number does not match.
 typedef struct address_head {
-  uint8_t seal[kJppSha256Size];  // HMAC of all that follows
+  uint8_t seal[kJppSha256Size];  // HMAC of everything after it
   uint64_t magic;
   uint32_t version;
   uint32_t process, num_processes;

@@ -1,5 +1,5 @@
-// Processes and their packets: which peers are connected, what a packet is for, which
-// peers have failed.
+// Processes and their packets: connects peers, dispatches packets, and detects failed
+// peers.
 #include "transport/net.h"
 
 #include <errno.h>
@@ -275,7 +275,7 @@ static const char* take_packet(jpp_net_peer_t* peer, const jpp_packet_t* packet,
     return jpp__net_early_abort(peer, packet, data);
   }
   if (packet->kind == JPP_PACKET_DATA && packet->turn) {
-    // nccl.c carries the data of a shard in device memory, also when they are dropped.
+    // nccl.c carries the data of a shard in device memory, even if it is dropped.
     jpp_net_place_t place = {0};
     const char* wrong =
         channel ? take_channel_packet(channel, packet, NULL, &place) : NULL;
@@ -309,7 +309,7 @@ void jpp__net_arrived(jpp_net_t* net, const void* head, size_t head_size,
 // --- Progress -------------------------------------------------------------------------
 
 static void watch_peer(jpp_net_peer_t* peer, int64_t now) {
-  // Peers without channels between them need not know of each other.
+  // Peers without channels between them do not watch each other.
   if (!peer->endpoint || !peer->ends.count || peer->status || peer->left) return;
   if (!peer->beat.busy) {
     size_t size = 0;
@@ -326,8 +326,8 @@ static void watch_peer(jpp_net_peer_t* peer, int64_t now) {
 }
 
 // A living process sends heartbeats whatever its program does, because its runtime makes
-// progress between steps too. A process that has not polled for long itself cannot judge
-// others.
+// progress between steps too. A process that has not polled for a long time itself cannot
+// judge others.
 static void watch_peers(jpp_net_t* net) {
   int64_t now = jpp__clock_coarse_ms(), since = now - net->looked_ms;
   uint32_t interval = net->peer_timeout_ms / kBeatsPerTimeout;

@@ -1,5 +1,5 @@
-// The list of drivers, and the public transport API: it does the checks that all drivers
-// need and then calls the driver's function table.
+// The list of drivers, and the public transport API, which does the checks that all
+// drivers need and then calls the driver's function table.
 #include "jaxpp/transport.h"
 
 #include <string.h>
@@ -222,7 +222,7 @@ jpp_status_t* jpp_transport_open_channel(jpp_transport_t* transport,
 jpp_status_t* jpp_channel_warm_up(jpp_channel_t* channel, bool* out_done) {
   JPP_RETURN_IF_NULL(channel, out_done);
   const jpp_bytes_vtable_t* bytes = channel->vtable->bytes;
-  *out_done = !bytes;  // there is nothing to prove within a process
+  *out_done = !bytes;  // within a process there is nothing to test
   return bytes ? bytes->warm_up(channel, out_done) : NULL;
 }
 

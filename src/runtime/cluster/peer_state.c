@@ -9,10 +9,11 @@
 
 // A row of a process' note.
 typedef struct rank_note {
-  uint64_t step;         // that was begun last
-  uint64_t unsent_step;  // 0: all that was issued has left
-  uint32_t at;           // in the program; its length: all is issued
-  uint32_t unsent;       // in the program
+  uint64_t step;         // the step that was begun last
+  uint64_t unsent_step;  // the step of the oldest unsent message; 0: none
+  // Position in the program; its length: all instructions are issued.
+  uint32_t at;
+  uint32_t unsent;  // the SEND of the oldest unsent message
 } rank_note_t;
 
 // --- Notes ----------------------------------------------------------------------------
@@ -44,7 +45,7 @@ static void write_note(void* user, void* note) {
   }
 }
 
-// NULL: nothing is known of the rank.
+// Returns NULL if nothing is known of the rank.
 static const rank_note_t* read_row(const jpp_runtime_t* runtime, uint32_t rank) {
   const rank_note_t* rows =
       jpp_transport_note(runtime->network, runtime->rank_process[rank]);

@@ -180,8 +180,8 @@ static void append_blocked(jpp_str_t* str, const jpp_actor_t* actor) {
                   instr->link->plan->slots);
 }
 
-// Describes what each actor that is not done waits for and, with other processes, which
-// rank waits for which; free with jpp_free().
+// Describes what each unfinished actor waits for and, with other processes, which rank
+// waits for which; free with jpp_free().
 static jpp_status_t* describe_blocked(jpp_runtime_t* runtime, char** out_text) {
   jpp_str_t str = {0};
   for (uint32_t r = 0; r < runtime->plan->ranks; ++r) {
