@@ -121,7 +121,7 @@ static jpp_status_t* read_stream(FILE* stream, flight_file_t* file) {
   JPP_RETURN_IF_ERROR(jpp_alloc(size < sizeof(*file->head) ? sizeof(*file->head) : size,
                                 (void**)&file->head));
   if (fread(file->head, 1, size, stream) != size) {
-    return jpp_status_make(JPP_PARSE_ERROR, "it can not be read");
+    return jpp_status_make(JPP_PARSE_ERROR, "it cannot be read");
   }
   const char* wrong = check_file(file, size);
   if (wrong) return jpp_status_make(JPP_PARSE_ERROR, "%s", wrong);

@@ -182,7 +182,7 @@ static void print_wait(const search_t* search, const wait_t* wait, jpp_str_t* st
       wait->entry < unit_end(search, wait->rank, search->order->done[wait->rank]);
   jpp_str_appendf(str,
                   "\n  rank %u %s %s (entry %llu): it needs %s of rank %u (entry %llu)",
-                  wait->rank, first ? "stops at" : "can not pass",
+                  wait->rank, first ? "stops at" : "cannot pass",
                   jpp_task_name(task_of(search, wait), task), position_of(search, wait),
                   jpp_task_name(need_of(search, wait), need), wait->need_rank,
                   need_position_of(search, wait));
