@@ -58,7 +58,7 @@ static jpp_status_t* check_assignment(const jpp_client_t* client,
   for (uint32_t i = 0; i < request->device_count; ++i) {
     uint32_t device = request->devices[i];
     has_own |= device < info->device_count;
-    // Without other nodes, with the same message as all calls that name a device.
+    // Without other nodes, the message is that of all calls that name a device.
     if (info->global_device_count == info->device_count) {
       JPP_RETURN_IF_ERROR(client_check_device(client, device));
     } else if (device >= info->global_device_count) {
@@ -136,7 +136,7 @@ void jpp_client_executable_destroy(jpp_client_t* client, jpp_executable_t* execu
     client->vtable->executable_destroy(client, executable);
 }
 
-// Only after an error, so that a successful execution pays nothing for it.
+// Runs only after an error, so that a successful execution does not pay for it.
 static void execute_clear_outputs(const jpp_execute_t* execute) {
   for (uint32_t i = 0; i < execute->device_count; ++i) {
     for (uint32_t k = 0; k < execute->result_count; ++k) execute->results[i][k] = NULL;
@@ -158,7 +158,7 @@ static jpp_status_t* execute_check_device(const jpp_client_t* client,
 jpp_status_t* jpp_client_execute(jpp_client_t* client, const jpp_execute_t* execute) {
   JPP_RETURN_IF_NULL(client, execute);
   jpp_execute_t full;
-  if (execute->struct_size != sizeof(full)) {  // the step loop pays for no copy
+  if (execute->struct_size != sizeof(full)) {  // the step loop avoids the copy
     JPP_RETURN_IF_ERROR(JPP_OPTIONS_COPY(jpp_execute_t, events, execute, &full));
     execute = &full;
   }

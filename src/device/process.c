@@ -1,5 +1,5 @@
-// Detects a fork of a process that has a client: the child has none of the client's
-// threads, so using a device there would hang and is refused instead.
+// Detects that a process was forked from one with a client: the child has none of the
+// client's threads, so using a device there would hang and is refused instead.
 #include "device/process.h"
 
 #include <pthread.h>

@@ -1,7 +1,7 @@
-// jaxpp._core.Wanted and Given: what a plan wants of an argument, what a program has for
-// it, and the library's decision about both (jaxpp/array_argument.h).
+// jaxpp._core.Wanted and Given: what a plan requires of an argument, what a program
+// provides for it, and the library's decision about both (jaxpp/array_argument.h).
 //
-// Blocks come as buffers of int64, [count][ndim][2], and are copied.
+// Blocks are passed as buffers of int64, [count][ndim][2], and are copied.
 #include <string.h>
 
 #include "python/core.h"
@@ -19,7 +19,8 @@ typedef struct given_object {
   int64_t* bounds;            // [given.num_blocks][ndim][2]
 } given_object_t;
 
-// A buffer of `count` int64 into a jpp_alloc()ed array. False if it raised.
+// Copies a buffer of `count` int64 into a jpp_alloc()ed array. Returns false if it
+// raised.
 static bool read_numbers(PyObject* buffer, const char* what, uint64_t count,
                          int64_t** out_numbers) {
   Py_buffer view;
@@ -140,7 +141,7 @@ static PyObject* wanted_decide(PyObject* object, PyObject* args) {
 
 // --- Host blocks ----------------------------------------------------------------------
 
-// What gather() gets: arrays, and the blocks that they hold.
+// The arguments of gather(): arrays, and the blocks that they hold.
 typedef struct host_blocks {
   uint32_t count;
   jpp_host_block_t* blocks;  // [count]
@@ -161,7 +162,7 @@ static bool check_extents(const Py_buffer* view, const int64_t* bounds, uint32_t
 }
 
 // Fills a block whose bounds are set from an array. `view` and `strides`, [ndim], must
-// remain as long as the block; `view` is to be released if this succeeds.
+// live as long as the block; if this succeeds, the caller releases `view`.
 static bool read_array(const jpp_wanted_t* wanted, PyObject* array, Py_buffer* view,
                        int64_t* strides, jpp_host_block_t* block) {
   if (PyObject_GetBuffer(array, view, PyBUF_STRIDED_RO) < 0) return false;
@@ -230,13 +231,13 @@ static PyObject* wanted_gather(PyObject* object, PyObject* args) {
 
 // --- Taking ---------------------------------------------------------------------------
 
-// A Source of Python, whose methods the library calls without the GIL.
+// A Python Source, whose methods the library calls without the GIL.
 typedef struct py_source {
   jpp_py_wait_t wait;
   const jpp_wanted_t* wanted;
   PyObject* source;   // borrowed
-  const char* dtype;  // the wanted one, by numpy's name
-  PyObject* used;     // held: the Value that is used as it is; or NULL
+  const char* dtype;  // the wanted dtype, by numpy's name
+  PyObject* used;     // held: the Value that is used unchanged; or NULL
   uint32_t* devices;  // [num_devices]
   uint32_t num_devices;
   Py_buffer* views;  // [given.num_blocks]; the first `viewed` are held
@@ -442,7 +443,7 @@ static bool read_given(given_object_t* self, PyObject* args) {
                         &g->num_blocks, &places, &bounds)) {
     return false;
   }
-  // A type that no step has, such as an object's, is converted if it can be.
+  // A type that no step has, such as object, is converted if possible.
   g->dtype = jpp_dtype_parse(dtype.text, (uint32_t)strlen(dtype.text));
   jpp_py_utf8_release(&dtype);
   int64_t* numbers = NULL;

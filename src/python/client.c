@@ -1,4 +1,5 @@
-// jaxpp._core.Client and Executable: a PJRT plugin, and what it compiled for its devices.
+// jaxpp._core.Client and Executable: a PJRT plugin, and the programs that it compiled for
+// its devices.
 #include "python/core.h"
 
 // Reads an option that is a list. free_options() frees it.
@@ -77,7 +78,7 @@ static PyObject* client_new(PyTypeObject* type, PyObject* args, PyObject* kwargs
     Py_BEGIN_ALLOW_THREADS
       status = jpp_client_create_pjrt(&options, &self->client);
     Py_END_ALLOW_THREADS
-    // A Ctrl-C that came while the store was asked is no error of the plugin's.
+    // A Ctrl-C during a call of the store is not an error of the plugin.
     if (status && PyErr_CheckSignals() < 0) {
       jpp_status_free(status);
       Py_CLEAR(self);
@@ -99,7 +100,7 @@ static int client_traverse(PyObject* object, visitproc visit, void* arg) {
 static void client_dealloc(PyObject* object) {
   jpp_py_client_t* self = (jpp_py_client_t*)object;
   PyObject_GC_UnTrack(object);
-  if (self->store) {  // which the plugin may ask meanwhile
+  if (self->store) {  // the plugin may call the store meanwhile
     Py_BEGIN_ALLOW_THREADS
       jpp_client_destroy(self->client);
     Py_END_ALLOW_THREADS
@@ -132,7 +133,7 @@ static PyObject* client_info(PyObject* object, PyObject* unused) {
                                         info->global_devices));
 }
 
-// Without a folder ("") it only compiles.
+// Without a folder ("") it compiles only.
 static jpp_status_t* load_or_compile(jpp_client_t* client,
                                      const jpp_compile_request_t* request,
                                      const char* folder,

@@ -1,5 +1,5 @@
-// The three calls of CUDA's driver that a callback into Python needs, found by name when
-// the first one is made: nothing of CUDA is needed to build or to run without it.
+// The three functions of CUDA's driver that a callback into Python needs, looked up at
+// the first call, so that neither building nor running requires CUDA.
 #include "python/cuda_copy.h"
 
 #include <dlfcn.h>

@@ -47,8 +47,8 @@ static bool read_dims(PyObject* sequence, int64_t** out_dims, uint32_t* out_ndim
   return true;
 }
 
-// `item` is (dtype name, dims) or (dtype name, dims, memory). Deinit the type also after
-// a failure.
+// `item` is (dtype name, dims) or (dtype name, dims, memory). The caller deinits the type
+// even after a failure.
 static bool read_type(PyObject* item, jpp_type_t* type) {
   const char* dtype = NULL;
   Py_ssize_t length = 0;
@@ -86,7 +86,7 @@ static void type_list_deinit(type_list_t* list) {
   jpp_free(list->data);
 }
 
-// Deinit the list also after a failure.
+// The caller deinits the list even after a failure.
 static bool read_types(PyObject* sequence, type_list_t* list) {
   Py_ssize_t count = PySequence_Size(sequence);
   if (count < 0 || !jpp_py_check(JPP_ALLOC_ARRAY((size_t)count, &list->data))) {
@@ -120,7 +120,7 @@ static PyObject* graph_add_arg(PyObject* self, PyObject* args) {
   return ok ? PyLong_FromUnsignedLong(value) : NULL;
 }
 
-// The ranks of the argument or the output that was added last.
+// Sets the ranks of the argument or output that was added last.
 static PyObject* set_ranks(PyObject* self, PyObject* ranks,
                            jpp_status_t* (*set)(jpp_graph_builder_t* builder,
                                                 const uint32_t* ranks, uint32_t count)) {
@@ -203,7 +203,7 @@ static PyObject* graph_begin_loop(PyObject* self, PyObject* args) {
   return ok ? PyLong_FromUnsignedLong(index) : NULL;
 }
 
-// As many kinds as values.
+// Reads as many reduction kinds as values.
 static bool read_results(PyObject* reduces, PyObject* values,
                          jpp_loop_result_t** out_results, uint32_t* out_count) {
   uint32_t *kinds = NULL, *ids = NULL, kind_count = 0;
@@ -213,7 +213,7 @@ static bool read_results(PyObject* reduces, PyObject* values,
             jpp_py_check_count("kinds of reductions", *out_count, kind_count) &&
             jpp_py_check(JPP_ALLOC_ARRAY(*out_count, out_results));
   for (uint32_t i = 0; ok && i < *out_count; ++i) {
-    // An invalid kind must stay invalid in 8 bits.
+    // A kind that is invalid must stay invalid in 8 bits.
     uint8_t kind = kinds[i] <= UINT8_MAX ? (uint8_t)kinds[i] : UINT8_MAX;
     (*out_results)[i] = (jpp_loop_result_t){.reduce = kind, .value = ids[i]};
   }

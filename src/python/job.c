@@ -12,8 +12,8 @@ enum { kGraceMs = 5000 };
 
 bool jpp_py_job_told = false;
 
-// The launcher's pipe, "DESCRIPTOR:INODE"; 0: it was closed on the way here, as Python's
-// subprocess does, and the number may be another file's by now.
+// The launcher's pipe, "DESCRIPTOR:INODE"; 0 if it was closed before, as Python's
+// subprocess does, because the number may now be that of another file.
 static int find_report(void) {
   const char* report = jpp_option_get(JPP_OPTION_REPORT);
   struct stat found;

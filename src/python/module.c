@@ -154,7 +154,7 @@ static PyObject* misspelt_options(PyObject* module, PyObject* unused) {
 
 static PyObject* module_profile_plugin(PyObject* module, PyObject* unused) {
   (void)module, (void)unused;
-  // The name that jaxlib asks for; nothing behind the pointer is written.
+  // The name that jaxlib expects; nothing writes through the pointer.
   return PyCapsule_New((void*)jpp_profile_plugin(), "pjrt_c_api", NULL);
 }
 

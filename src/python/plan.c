@@ -1,5 +1,5 @@
-// jaxpp._core.Plan: a graph taken to a proved plan by jpp_plan_graph(), and searches for
-// a schedule that plan a step anew.
+// jaxpp._core.Plan: takes a graph to a proved plan with jpp_plan_graph(), and searches
+// for schedules by planning a step again.
 #include <string.h>
 
 #include "jaxpp/advise.h"
@@ -11,7 +11,7 @@
 // Asks Python, during planning, how many bytes values take on a device.
 typedef struct measuring {
   PyObject* measure;  // (Staged) -> bytes of every value, or None
-  PyObject* staged;   // the Staged that it was asked with
+  PyObject* staged;   // the Staged that was passed to it
   bool raised;
 } measuring_t;
 
@@ -36,7 +36,7 @@ static jpp_status_t* measure_values(void* context, const jpp_staged_t* staged,
   return m->raised ? jpp_status_make(JPP_CANCELLED, "an exception in Python") : NULL;
 }
 
-// Python may still hold the Staged that it was given.
+// Python may still hold the Staged that was passed to it.
 static void settle_staged(const measuring_t* m, jpp_py_plan_t* plan) {
   jpp_py_staged_t* staged = (jpp_py_staged_t*)m->staged;
   if (!staged) return;
@@ -50,7 +50,7 @@ static void settle_staged(const measuring_t* m, jpp_py_plan_t* plan) {
 
 typedef struct py_limits {
   jpp_memory_limits_t limits;
-  const jpp_memory_limits_t* given;  // NULL: None was
+  const jpp_memory_limits_t* given;  // NULL: None was passed
   uint64_t* bytes;
   uint32_t* devices;
 } py_limits_t;
@@ -60,8 +60,8 @@ static void free_limits(py_limits_t* limits) {
   jpp_free(limits->devices);
 }
 
-// None, or (bytes, devices) with a number for each rank; `devices` may be None. False if
-// it raised; free what was read otherwise.
+// Reads None, or (bytes, devices) with a number for each rank; `devices` may be None.
+// Returns false if it raised; otherwise the caller frees what was read.
 static bool read_limits(PyObject* given, uint32_t ranks, py_limits_t* out_limits) {
   PyObject *bytes = NULL, *devices = NULL;
   py_limits_t limits = {0};
@@ -113,11 +113,12 @@ static bool make_plan(jpp_py_plan_t* self, jpp_plan_options_t* options,
   }
   self->planned = planned;
   settle_staged(measuring, self);
-  if (measuring->raised) {  // the exception is set
+  if (measuring->raised) {  // the exception is already set
     jpp_status_free(status);
     return false;
   }
-  if (self->planned) self->plan = self->planned->plan;  // NULL after a partition alone
+  if (self->planned)
+    self->plan = self->planned->plan;  // NULL if only the graph was partitioned
   return jpp_py_check(status);
 }
 
@@ -322,7 +323,7 @@ static PyObject* plan_text(PyObject* object, PyObject* unused) {
   return jpp_py_take_text(text);
 }
 
-// It is not called again after an exception.
+// After an exception it is not called again.
 static void append_sharding(void* user, uint32_t value, jpp_str_t* str) {
   if (PyErr_Occurred()) return;
   PyObject* text = PyObject_CallFunction(user, "I", value);
@@ -371,7 +372,7 @@ static PyObject* found_to_record(jpp_search_result_t* result) {
                        PyLong_FromUnsignedLongLong(result->tried));
 }
 
-// Fills in what a search needs of a loop's sizes; `schedules` has one of these sizes.
+// Fills in the loop's sizes for a search; `schedules` has a schedule of these sizes.
 static bool read_search(const jpp_advise_search_t* step, PyObject* list,
                         jpp_search_options_t* options, jpp_cost_t** out_costs) {
   const jpp_schedule_t* like = step->schedules[step->loop];
@@ -402,7 +403,8 @@ static PyObject* search_for_loop(const jpp_advise_search_t* step, PyObject* cost
   return ok ? found_to_record(&result) : NULL;
 }
 
-// The plan is one of a trial of the graph, with fewer microbatches but the same values.
+// The plan must be one of a trial of the graph, with fewer microbatches but the same
+// values.
 static bool check_like(const jpp_advise_search_t* step) {
   const jpp_graph_t* like = step->like->staged->graph;
   const jpp_graph_t* graph = step->graph;

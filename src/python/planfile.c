@@ -1,4 +1,4 @@
-// Plan files in Python: Plan.save(), and jaxpp._core.PlanFile, which was read from one.
+// Plan files in Python: Plan.save(), and jaxpp._core.PlanFile, a file that was read.
 #include "jaxpp/planfile.h"
 
 #include <string.h>
@@ -7,21 +7,22 @@
 
 // --- Saving ---------------------------------------------------------------------------
 
-// The memory that the contents point to while they are passed to the library.
+// The memory to which the contents point while they are passed to the library.
 typedef struct saving {
   PyObject* path;
   jpp_py_utf8_t platform;
   PyObject *ids, *modules, *task_modules, *layouts, *constants;  // borrowed
-  PyObject *module_tuple, *constant_tuple;                       // that keep their bytes
+  PyObject *module_tuple, *constant_tuple;  // keep the bytes objects alive
   Py_buffer options, front;
   uint32_t *id_table, *task_table;
-  uint64_t* numbers;  // of the layouts
+  uint64_t* numbers;  // those of the layouts
   jpp_planfile_layout_t* layout_table;
   jpp_planfile_bytes_t *module_table, *constant_table;
   jpp_planfile_contents_t contents;
 } saving_t;
 
-// A list of bytes objects. Returns a tuple that keeps them alive; NULL if it raised.
+// Reads a list of bytes objects. Returns a tuple that keeps them alive; NULL if it
+// raised.
 static PyObject* read_blobs(PyObject* list, jpp_planfile_bytes_t** out_table,
                             uint32_t* out_count) {
   PyObject* tuple = PySequence_Tuple(list);
@@ -53,7 +54,7 @@ static uint32_t ndim_of(const jpp_graph_t* graph, uint32_t number) {
   return graph->values[value].type.ndim;
 }
 
-// One flat list: the box and its places on the devices, array after array.
+// One flat list: for each array, the shape of a box and the start of each device's box.
 static bool read_layouts(saving_t* s) {
   const jpp_graph_t* graph = s->contents.planned->graph;
   uint32_t count = graph->num_args + graph->num_outputs, numbers = 0;
@@ -129,7 +130,7 @@ PyObject* jpp_py_plan_save(PyObject* plan, PyObject* args) {
                              &s.contents.devices_per_rank, &s.ids, jpp_py_u32_converter,
                              &s.contents.steps_in_flight, &s.options, &s.modules,
                              &s.task_modules, &s.layouts, &s.constants, &s.front);
-  // After a failure the parser has released what its converters and buffers had.
+  // After a failure the parser has released what its converters and buffers held.
   if (!ok) return NULL;
   ok = save(&s);
   saving_deinit(&s);

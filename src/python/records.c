@@ -1,6 +1,6 @@
-// The values that methods of jaxpp._core return: a record type for each kind of row, so
-// that Python reads fields by name; and the library's enums as ints, so that Python does
-// not copy them by hand.
+// The values that methods of jaxpp._core return: a record type for each kind of row,
+// whose fields Python reads by name; and the library's enums as ints, so that Python need
+// not repeat them.
 #include <string.h>
 
 #include "jaxpp/advise.h"
@@ -263,9 +263,9 @@ static const struct {
     {"TASK_BWD_I", JPP_TASK_BWD_I},
     {"TASK_BWD_W", JPP_TASK_BWD_W},
     {"TRIAL_MICROBATCHES", kJppTrialMicrobatches},
-    {"NONE", JPP_NONE},               // the module of a task without ops, and the like
+    {"NONE", JPP_NONE},               // for example the module of a task without ops
     {"ANY_RANK", JPP_ANY_RANK},       // every device of every rank
-    {"NO_RANK", JPP_NO_RANK},         // none of them
+    {"NO_RANK", JPP_NO_RANK},         // no rank
     {"LARGEST_COUNT", INT32_MAX},     // of stages, ranks and microbatches
     {"LARGEST_LATENCY", UINT16_MAX},  // of a task in a schedule
 };
@@ -275,7 +275,7 @@ static PyObject* make_code(const void* unused, uint64_t index) {
   return PyUnicode_FromString(jpp_status_code_name((jpp_status_code_t)(index + 1)));
 }
 
-// The names that the `code` of a JaxppError may have.
+// Adds the values that the `code` of a JaxppError can have.
 static bool add_codes(PyObject* module) {
   PyObject* list = jpp_py_make_list(JPP_STATUS_CODE_COUNT - 1, make_code, NULL);
   PyObject* tuple = list ? PyList_AsTuple(list) : NULL;

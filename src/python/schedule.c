@@ -114,7 +114,7 @@ static PyObject* schedule_one_pass(PyObject* type, PyObject* args) {
   return jpp_py_wrap_schedule(schedule);
 }
 
-// In the order of the loops: the given schedules, and those that were made.
+// Joins the given schedules and the made ones, in the order of the loops.
 static PyObject* join_schedules(PyObject* given, uint32_t count, jpp_schedule_t** made) {
   PyObject* list = PyList_New(count);
   for (uint32_t l = 0; list && l < count; ++l) {
@@ -212,7 +212,8 @@ static bool read_row(PyObject* sequence, jpp_schedule_row_t* row) {
   return true;
 }
 
-// A row for each rank; `list` has as many. Free each row's tasks, also after a failure.
+// Reads one row per rank; `list` has that many. The caller frees each row's tasks, even
+// after a failure.
 static bool read_rows(PyObject* list, uint32_t ranks, jpp_schedule_row_t* rows) {
   for (uint32_t r = 0; r < ranks; ++r) {
     PyObject* row = PySequence_GetItem(list, r);
@@ -266,7 +267,7 @@ static PyObject* schedule_from_csv(PyObject* type, PyObject* args) {
   return ok ? jpp_py_wrap_schedule(schedule) : NULL;
 }
 
-// Replaces a TypeError by a JaxppError; other exceptions, such as Ctrl-C, stay.
+// Replaces a TypeError by a JaxppError; other exceptions, such as Ctrl-C, are kept.
 static void refuse_costs(PyObject* item, uint32_t stage) {
   if (!item || !PyErr_ExceptionMatches(PyExc_TypeError)) return;
   PyErr_Clear();
@@ -372,7 +373,7 @@ static PyObject* task_to_record(const jpp_schedule_task_t* task) {
 }
 
 static PyObject* make_row(const void* rows, uint64_t rank) {
-  // Idle steps one by one.
+  // Idle steps become separate entries.
   const jpp_schedule_row_t* row = &((const jpp_schedule_row_t*)rows)[rank];
   PyObject* list = PyList_New(0);
   for (uint32_t i = 0; list && i < row->count; ++i) {

@@ -1,5 +1,5 @@
-// jaxpp._core.Staged: tasks and placement, as jaxpp/partition.h decides them, read by the
-// front to lower the tasks.
+// jaxpp._core.Staged: tasks and their placement, as in jaxpp/partition.h; the front end
+// reads them to lower the tasks.
 #include "python/core.h"
 
 PyObject* jpp_py_staged_new(const jpp_staged_t* staged) {

@@ -1,8 +1,8 @@
 // jaxpp._core.Value: an array on the devices of some ranks, or the promise of a step to
 // make it. The memory belongs to the library's jpp_array_t.
 //
-// Steps make these by the hundred, so they stay out of garbage collection: a Value refers
-// to its client, if it has one, and to nothing else of Python's.
+// Steps make hundreds of these, so they do not take part in garbage collection: a Value
+// refers to its client, if it has one, and to no other Python object.
 #include "python/core.h"
 
 PyObject* jpp_py_value_wrap(PyObject* client, jpp_array_t* array) {
@@ -113,12 +113,12 @@ static PyObject* put_shards(const jpp_array_layout_t* layout, PyObject* client,
   return ok ? jpp_py_value_wrap(client, array) : NULL;
 }
 
-// What put() gets, with devices and shards as [rank][device], flat.
+// The arguments of put(), with devices and shards as [rank][device], flat.
 typedef struct put_args {
   PyObject* client;  // borrowed
-  PyObject* list;    // borrowed; as long as it must be
+  PyObject* list;    // borrowed; its length is checked
   jpp_array_layout_t layout;
-  uint32_t* ranks;    // owned; the layout's
+  uint32_t* ranks;    // owned; those of the layout
   uint32_t* devices;  // owned
   jpp_dtype_t dtype;  // JPP_DTYPE_INVALID for an unknown name
 } put_args_t;
@@ -143,7 +143,7 @@ static bool parse_put_args(PyObject* args, put_args_t* out_args) {
   }
   layout->client = ((jpp_py_client_t*)out_args->client)->client;
   layout->ranks = out_args->ranks;
-  // The list last: what came before may have run code that changes it.
+  // Check the list last, because earlier conversions may have run code that changes it.
   uint64_t count = (uint64_t)layout->num_ranks * layout->devices_per_rank;
   return jpp_py_check_count("devices of the ranks", count, num_devices) &&
          jpp_py_check_count("shards", count, (uint64_t)PyList_Size(out_args->list));
@@ -178,7 +178,8 @@ static PyObject* value_set_origin(PyObject* object, PyObject* origin) {
   Py_RETURN_NONE;
 }
 
-// --- Looking --------------------------------------------------------------------------
+// --- Inspection
+// --------------------------------------------------------------------------
 
 bool jpp_py_value_check_shard(const jpp_array_t* array, uint32_t rank, uint32_t device) {
   const jpp_array_layout_t* layout = jpp_array_layout(array);
