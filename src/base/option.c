@@ -111,10 +111,11 @@ enum { kLongestName = 31 };
 
 static uint32_t least(uint32_t a, uint32_t b) { return a < b ? a : b; }
 
-// How many letters must be changed, added or left out to turn one into the other
+// The number of letters to change, add or remove to turn one name into the other
 // (Levenshtein distance); `a` has at most kLongestName.
 static uint32_t edit_distance(const char* a, size_t a_length, const char* b) {
-  uint32_t row[kLongestName + 1];  // from the first i letters of `a` to those of `b`
+  uint32_t
+      row[kLongestName + 1];  // distances from the first i letters of `a` to those of `b`
   for (uint32_t i = 0; i <= a_length; ++i) row[i] = i;
   for (; *b; ++b) {
     uint32_t diagonal = row[0]++;

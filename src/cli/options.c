@@ -1,4 +1,4 @@
-// Flags: one table for reading them and for the help.
+// Flags: one table for parsing and for the help.
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -7,9 +7,9 @@
 
 typedef enum flag_type {
   FLAG_BOOL,
-  FLAG_OFF,  // makes a bool false
+  FLAG_OFF,  // sets a bool to false
   FLAG_U32,
-  FLAG_INDEX,  // a whole number from 0 on
+  FLAG_INDEX,  // a whole number of at least 0
   FLAG_BYTES,
   FLAG_NUMBER,
   FLAG_TEXT
@@ -18,7 +18,7 @@ typedef enum flag_type {
 typedef struct flag {
   jpp_cli_flag_t bit;
   const char* name;
-  const char* value;  // the value's name in the help; NULL: it takes none
+  const char* value;  // the value's name in the help; NULL: the flag takes no value
   flag_type_t type;
   size_t offset;  // in jpp_cli_options_t
   const char* help;
@@ -147,7 +147,7 @@ static jpp_status_t* parse_count(const flag_t* flag, const char* text,
   return NULL;
 }
 
-// 0 for anything else.
+// Returns 0 for anything else.
 static uint64_t unit_bytes(const char* unit) {
   static const char* const kUnits[] = {"", "KiB", "MiB", "GiB", "TiB"};
   for (uint32_t i = 0; i < sizeof(kUnits) / sizeof(*kUnits); ++i) {

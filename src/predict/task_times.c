@@ -1,6 +1,6 @@
 // Task times from measured runs. One sweep over the starts and ends of all runs follows
-// the `work` of each host (cores.h), and a run took what that advanced from its start to
-// its end.
+// the `work` of each host (cores.h); a run's time is the amount by which that advanced
+// between its start and its end.
 #include <stdlib.h>
 
 #include "base/null.h"
