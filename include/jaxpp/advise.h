@@ -44,7 +44,8 @@ JPP_API jpp_status_t* jpp_advise_placeholders(
 typedef struct jpp_advise_search {
   const jpp_graph_t* graph;
   uint32_t loop;
-  const jpp_schedule_t* const* schedules;  // [loops] the entry of `loop` is not read
+  // [loops] the entry of `loop` is not read.
+  const jpp_schedule_t* const* schedules;
   // A plan of the same step, under any schedules and numbers of microbatches: the source
   // of the bytes of values on a device.
   const jpp_plan_t* like;

@@ -62,7 +62,8 @@ typedef struct jpp_check_actor {
 
 typedef struct jpp_check_channel {
   uint32_t messages;
-  uint64_t bytes;  // sent in one step, from each device
+  // Sent in one step, from each device.
+  uint64_t bytes;
   // The plan cannot deadlock if each channel has at least this many slots. Computed by
   // the method of T. M. Parks, "Bounded Scheduling of Process Networks", 1995: each
   // channel begins with one slot, and the full channels in a cycle of waiting actors get
@@ -103,7 +104,8 @@ JPP_API jpp_status_t* jpp_check_memory_curve(const jpp_plan_t* plan, uint32_t ra
 
 // How much of their devices' memory ranks may use. Its layout is final.
 typedef struct jpp_memory_limits {
-  const uint64_t* bytes;  // [ranks] on each device of the rank
+  // [ranks] on each device of the rank.
+  const uint64_t* bytes;
   // [ranks] Ranks with the same number share their devices: their peaks add up, and the
   // limit of the first such rank applies. NULL: each rank has its own.
   const uint32_t* devices;

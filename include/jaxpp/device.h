@@ -73,7 +73,8 @@ typedef struct jpp_client_option {
 // and without a lock of this library: while the client is made, and later when a program
 // that needs the other nodes runs. Its layout is final.
 typedef struct jpp_key_value_store {
-  void* user;  // passed to the calls; must outlive the client
+  // Passed to the calls; must outlive the client.
+  void* user;
   // Waits at most `timeout_ms`, which may be 0, until a client has put the key. The
   // library frees the value with jpp_free(), so allocate it with jpp_alloc(); *out_value
   // stays NULL when the key does not appear in time.
@@ -111,8 +112,9 @@ JPP_API void jpp_client_destroy(jpp_client_t* client);
 JPP_API jpp_status_t* jpp_process_check(void) JPP_MUST_USE;
 
 typedef struct jpp_device_info {
-  int32_t id;        // the plugin's own id, which a device assignment names
-  const char* kind;  // e.g. "cpu", "NVIDIA H100 80GB HBM3"
+  int32_t id;  // the plugin's own id, which a device assignment names
+  // E.g. "cpu", "NVIDIA H100 80GB HBM3".
+  const char* kind;
   // The number of the machine's device, as the plugin counts the devices that it may use:
   // CUDA's number of the device.
   int32_t hardware_id;
@@ -155,8 +157,9 @@ JPP_API jpp_status_t* jpp_client_check_memory(const jpp_client_t* client,
 typedef struct jpp_compile_request {
   size_t struct_size;  // sizeof(jpp_compile_request_t)
   const char* code;
-  size_t code_size;    // bytes
-  const char* format;  // "mlir": StableHLO as text or bytecode
+  size_t code_size;  // bytes
+  // "mlir": StableHLO as text or bytecode.
+  const char* format;
   // A serialized CompileOptionsProto. NULL: a program for one device, which the execution
   // chooses.
   const void* options;

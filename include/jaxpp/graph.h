@@ -59,13 +59,15 @@ typedef enum jpp_op_kind {
   JPP_OP_CALL,           // opaque
   JPP_OP_MARK,           // ends forward stage `attr`; output k is input k
   JPP_OP_MARK_BACKWARD,  // the transpose of a mark: begins backward stage `attr`
-  JPP_OP_ADD,            // a + b of one type; the planner may regroup trees of these
+  // a + b of one type; the planner may regroup trees of these.
+  JPP_OP_ADD,
   // (a, b, ...) -> a, on the ranks of b, ...; with one input, on all ranks
   JPP_OP_PLACE,
   // Opaque; runs as a task of its own on each of `ranks`. A rank runs its tasks of this
   // kind in the order of the graph.
   JPP_OP_TASK,
-  JPP_OP_LOOP,  // outputs are the results of loop `attr`
+  // Outputs are the results of loop `attr`.
+  JPP_OP_LOOP,
   // Only the planner makes these:
   JPP_OP_INIT,        // () -> initial state of result `attr` of loop `loop`
   JPP_OP_ACCUMULATE,  // (state, value, index) -> state, of result `attr` of loop `loop`
@@ -77,8 +79,9 @@ typedef enum jpp_op_kind {
 JPP_API const char* jpp_op_kind_name(jpp_op_kind_t kind);
 
 enum {
-  JPP_OP_CHEAP = 1,     // may be recomputed wherever it is needed
-  JPP_OP_BACKWARD = 2,  // written by autodiff, not by the user
+  JPP_OP_CHEAP = 1,  // may be recomputed wherever it is needed
+  // Written by autodiff, not by the user.
+  JPP_OP_BACKWARD = 2,
   // Has a visible effect (a callback): runs once per microbatch, or outside a loop once
   // per step, whether its results are used or not.
   JPP_OP_EFFECT = 4,
@@ -93,9 +96,10 @@ typedef struct jpp_op {
   const uint32_t* inputs;
   uint32_t first_output;  // outputs are first_output .. + num_outputs - 1
   uint32_t num_outputs;
-  float cost;         // relative; floating-point operations if the front end knows them
-  const char* name;   // "dot_general"
-  const char* where;  // the user's "file.py:12"; NULL when unknown
+  float cost;        // relative; floating-point operations if the front end knows them
+  const char* name;  // "dot_general"
+  // The user's "file.py:12"; NULL when unknown.
+  const char* where;
   // Ops of a graph with the same nonzero code compute the same from operands of the same
   // types.
   uint32_t code;
@@ -139,7 +143,8 @@ typedef struct jpp_loop {
 
 typedef struct jpp_graph_arg {
   uint32_t value;
-  bool donated;  // the step may reuse or free its memory
+  // The step may reuse or free its memory.
+  bool donated;
   // The ranks on which the caller passes it, ascending; other ranks get it from the first
   // of them. None: all ranks that need it.
   uint32_t num_ranks;
@@ -148,7 +153,8 @@ typedef struct jpp_graph_arg {
 
 typedef struct jpp_graph_output {
   uint32_t value;
-  const char* name;  // "[0].params['w']"; may be NULL
+  // "[0].params['w']"; may be NULL.
+  const char* name;
   // The argument of the next step, of the same type, that this output becomes; JPP_NONE:
   // none. Without `ranks`, the output is left wherever that argument must be passed.
   uint32_t next;

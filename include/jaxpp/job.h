@@ -27,7 +27,8 @@ typedef struct jpp_job_options {
   uint16_t port;        // port of process 0; in process 0 itself 0: the system chooses it
   const void* token;    // a secret that only the processes of the job know
   size_t token_size;
-  uint32_t peer_timeout_ms;  // how long a process may be silent; 0: 10 s
+  // How long a process may be silent; 0: 10 s.
+  uint32_t peer_timeout_ms;
   // How long this process may take to end once the job has failed. Then
   // jpp_job_await_end()'s caller, or else the library, ends it with exit status 1. 0: no
   // limit.

@@ -121,7 +121,8 @@ typedef struct jpp_staged {
   uint32_t num_values, num_ops, num_tasks, num_accumulators;
   const jpp_value_t* values;
   const jpp_op_t* ops;
-  const uint8_t* scopes;  // [num_values] jpp_value_scope_t
+  // [num_values] jpp_value_scope_t.
+  const uint8_t* scopes;
   // [num_values] For a value that the planner made: the value of the graph that it is a
   // part of, with the same type and sharding. For a value of the graph: the value itself.
   const uint32_t* origins;

@@ -31,7 +31,8 @@ JPP_API const char* jpp_plan_part_name(jpp_plan_part_t part);
 typedef struct jpp_loop_schedule {
   size_t struct_size;           // sizeof(jpp_loop_schedule_t)
   const jpp_schedule_t* given;  // borrowed, must outlive the result; verified again
-  const char* built_in;         // the name of a schedule to build for the loop's sizes
+  // The name of a schedule to build for the loop's sizes.
+  const char* built_in;
   // Options of a search; the loop's sizes replace theirs.
   const jpp_search_options_t* search;
 } jpp_loop_schedule_t;
@@ -39,11 +40,13 @@ typedef struct jpp_loop_schedule {
 typedef struct jpp_plan_options {
   size_t struct_size;  // sizeof(jpp_plan_options_t)
   uint32_t ranks;      // 0: the graph's number
-  uint32_t stages;  // stages of loops whose schedule is built; 0: the loop's own number
+  // Stages of loops whose schedule is built; 0: the loop's own number.
+  uint32_t stages;
   // [graph->num_loops]; NULL: the schedules that the graph names.
   const jpp_loop_schedule_t* loops;
   bool fuse_steady_state;  // as in jpp_schedule_params_t
-  uint32_t channel_slots;  // minimum for each channel; 0: 2
+  // Minimum for each channel; 0: 2.
+  uint32_t channel_slots;
   // Called once the partition is known: out_bytes holds the bytes of every value on one
   // device according to the types' shards, [staged->num_values], which the callback may
   // correct. NULL: they need no correction. Called on the caller's thread; its error ends

@@ -43,12 +43,14 @@ typedef struct jpp_planfile_contents {
   const char* platform;       // of the devices that the modules are compiled for: "cpu"
   const char* format;         // of the modules, as in jpp_compile_request_t
   uint32_t devices_per_rank;  // >= 1
-  const int32_t* device_ids;  // [ranks * devices_per_rank] the plugin's own ids
+  // [ranks * devices_per_rank] the plugin's own ids.
+  const int32_t* device_ids;
   // A CompileOptionsProto for all modules, without a device assignment.
   jpp_planfile_bytes_t compile_options;
   uint32_t num_modules;
   const jpp_planfile_bytes_t* modules;  // StableHLO
-  const uint32_t* task_modules;         // [num_tasks] JPP_NONE for a task without ops
+  // [num_tasks] JPP_NONE for a task without ops.
+  const uint32_t* task_modules;
   // The last arguments, which the caller of the step does not pass: dense host arrays.
   uint32_t num_constants;
   const jpp_planfile_bytes_t* constants;

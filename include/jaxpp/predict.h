@@ -44,17 +44,20 @@ typedef struct jpp_link_speed {
 typedef struct jpp_machine {
   size_t struct_size;  // sizeof(jpp_machine_t)
   uint32_t cores;      // of each host; 0: unlimited
-  uint32_t processes;  // number; the ranks are divided evenly among them, in order; 0: 1
+  // Number; the ranks are divided evenly among them, in order; 0: 1.
+  uint32_t processes;
   // Cores that a run keeps busy. 0: 1.5 for each device of its rank, at most the cores of
   // its process, because several threads of one op use cores less efficiently than
   // several ops do.
   double threads;
   uint32_t devices_per_rank;  // 0: 1
   double call;                // of the issuing thread for each instruction
-  jpp_link_speed_t link;      // between ranks of different processes
+  // Between ranks of different processes.
+  jpp_link_speed_t link;
   // The lists may be NULL. Numbers of hosts, processes and devices are below `ranks`.
-  const uint32_t* rank_host;     // [ranks] NULL: all on one host
-  const uint32_t* rank_process;  // [ranks] instead of `processes`
+  const uint32_t* rank_host;  // [ranks] NULL: all on one host
+  // [ranks] instead of `processes`.
+  const uint32_t* rank_process;
   // [ranks] Equal numbers share a device. NULL: each rank has its own.
   const uint32_t* rank_device;
   const jpp_link_speed_t* links;  // [ranks * ranks] by sender, instead of `link`

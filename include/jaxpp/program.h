@@ -49,7 +49,8 @@ typedef struct jpp_instr {
 // A register that is filled before the first instruction.
 typedef struct jpp_program_input {
   uint32_t reg;
-  uint32_t arg;  // which argument of the step
+  // Which argument of the step.
+  uint32_t arg;
   // False: borrowed from the caller, who still owns it after the step. True: the program
   // deletes or donates it.
   bool owned;
@@ -112,8 +113,9 @@ typedef struct jpp_plan {
 } jpp_plan_t;
 
 typedef struct jpp_program_options {
-  size_t struct_size;                      // sizeof(jpp_program_options_t)
-  const jpp_schedule_t* const* schedules;  // [graph->num_loops] verified
+  size_t struct_size;  // sizeof(jpp_program_options_t)
+  // [graph->num_loops] verified.
+  const jpp_schedule_t* const* schedules;
   // [staged->num_values] bytes of each value on one device; NULL: according to the types'
   // shards.
   const uint64_t* value_bytes;

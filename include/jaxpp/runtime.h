@@ -49,7 +49,8 @@ typedef struct jpp_runtime jpp_runtime_t;
 
 // The executable of a task. Tasks may share an executable. Its layout is final.
 typedef struct jpp_task_executable {
-  jpp_executable_t* executable;  // NULL for a task without ops, which is skipped
+  // NULL for a task without ops, which is skipped.
+  jpp_executable_t* executable;
   // Compiled for any one device: runs on the rank's device if the rank has one device,
   // otherwise where it was compiled
   bool portable;
@@ -107,7 +108,8 @@ typedef struct jpp_rank_memory {
   uint64_t temporary;  // `peak` without arguments and without results that are not
                        // donated memory
   uint64_t code;       // of the rank's tasks
-  uint64_t peak;       // the planned peak plus the largest temporary memory of a task
+  // The planned peak plus the largest temporary memory of a task.
+  uint64_t peak;
   // The same in pinned host memory, for each device.
   uint64_t host_arguments, host_results, host_donated, host_temporary, host_peak;
 } jpp_rank_memory_t;
@@ -126,7 +128,8 @@ typedef struct jpp_call {
   // of none if it returns an error. An argument that is not on every rank that needs it
   // is copied there first. The caller still releases each handle.
   jpp_array_t* const* args;
-  uint32_t num_args;  // graph->num_args; jpp_planfile_step_call() takes no constants
+  // Graph->num_args; jpp_planfile_step_call() takes no constants.
+  uint32_t num_args;
   // [num_results] Filled with promises, each held once for the caller, who releases them;
   // all NULL after an error. Previous elements of the list are not released.
   jpp_array_t** results;
@@ -209,7 +212,8 @@ typedef struct jpp_trace {
   int64_t start;  // when issuing began: CLOCK_MONOTONIC, nanoseconds
   int64_t clock;  // the same as CLOCK_REALTIME, which aligns traces of several processes
   uint64_t num_runs;
-  const jpp_trace_run_t* runs;  // by rank, then in the program's order
+  // By rank, then in the program's order.
+  const jpp_trace_run_t* runs;
   // [ranks] counted while issuing, on each device, receive slots included
   const uint64_t* peak_live_bytes;
   int64_t length;  // from its start until all work was done

@@ -97,7 +97,8 @@ typedef struct jpp_schedule_info {
   const char* help;        // one line
   const char* paper;       // "2104.04473" of arXiv, or author and year
   uint32_t stages_a_rank;  // 0: any
-  bool can_fuse;           // supports fuse_steady_state
+  // Supports fuse_steady_state.
+  bool can_fuse;
   // Sizes that it supports, those of the figures in the docs.
   const jpp_schedule_params_t* example;
 } jpp_schedule_info_t;
@@ -186,7 +187,8 @@ typedef struct jpp_schedule_timeline {
 } jpp_schedule_timeline_t;
 
 typedef struct jpp_schedule_timeline_options {
-  size_t struct_size;  // sizeof(jpp_schedule_timeline_options_t)
+  // sizeof(jpp_schedule_timeline_options_t)
+  size_t struct_size;
   // A FusedTask runs as one program: it starts when all external needs of its tasks are
   // met, and its tasks share its start and end. Otherwise they run one by one.
   bool fused_as_one;

@@ -28,7 +28,8 @@ typedef struct jpp_search_options {
   uint64_t activation_bytes;  // of one stage and microbatch; 0: 1
   double seconds;             // time limit, at least 0
   uint64_t seed;
-  bool whole_backwards;  // only schedules with whole backwards
+  // Only schedules with whole backwards.
+  bool whole_backwards;
   // May be NULL. Decides whether a schedule that would be the best so far is acceptable,
   // in addition to memory_limit or instead of it. Called on the caller's thread; its
   // error ends the search.

@@ -48,9 +48,10 @@ typedef struct jpp_array_type {
 struct jpp_array {
   jpp_array_layout_t layout;
   jpp_array_type_t type;
-  uint32_t* ranks;          // [num_ranks]
-  jpp_buffer_t** buffers;   // [num_ranks * devices_per_rank]; NULL once taken
-  struct jpp_owner* owner;  // the owner of foreign memory; NULL: this library owns it
+  uint32_t* ranks;         // [num_ranks]
+  jpp_buffer_t** buffers;  // [num_ranks * devices_per_rank]; NULL once taken
+  // The owner of foreign memory; NULL: this library owns it.
+  struct jpp_owner* owner;
   // The rest is under the lock:
   uint32_t holders;
   uint32_t readers;  // users of the buffers without the lock; the buffers stay meanwhile

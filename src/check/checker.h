@@ -55,7 +55,8 @@ typedef struct jpp_checker {
   jpp_check_channel_t* channels;  // those of the report
   jpp_channel_ends_t* ends;       // [channels]
   uint8_t* kinds;                 // [values] jpp_bytes_kind_t
-  jpp_memory_point_t* curve;      // of the current actor; NULL: not wanted
+  // Of the current actor; NULL: not wanted.
+  jpp_memory_point_t* curve;
   // [values] the accumulator whose init, state, next or final it is.
   uint32_t* accumulator_of;
   uint64_t* first_run;  // [tasks] index of its first flag in `ran`

@@ -17,7 +17,8 @@ typedef struct jpp_flight_place {
   uint32_t num_instrs;
   const jpp_flight_instr_t* instrs;
   uint64_t step;  // from 1; 0: none yet
-  uint32_t at;    // the next instruction; num_instrs: all are issued
+  // The next instruction; num_instrs: all are issued.
+  uint32_t at;
   // The first SEND that was issued and whose message has not left; step 0: none known.
   uint64_t unsent_step;
   uint32_t unsent;

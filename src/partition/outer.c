@@ -36,14 +36,17 @@ typedef struct leveler {
   JPP_VEC(placed_op_t) placed;  // in the order of p->outer
   uint32_t* at;                 // [ops] its index in `placed`; JPP_NONE: it does not run
   bool* remade;                 // [ops] computed again in each task that uses its results
-  uint32_t* next_level;         // [phases] the lowest level for the next JPP_OP_TASK
+  // [phases] the lowest level for the next JPP_OP_TASK.
+  uint32_t* next_level;
   // [placed] the elements of `placed`, by phase, group and lowest level.
   placed_op_t* lowest;
-  uint32_t* tasks_of_rank;  // [ranks] tasks of the current phase
+  // [ranks] tasks of the current phase.
+  uint32_t* tasks_of_rank;
   // The names of tasks, each with the next number to append after a '.'.
   jpp_map_t names;
   uint32_t num_visits;
-  uint32_t *op_visit, *value_visit;  // [ops], [values] the last visit that reached it
+  // [ops], [values] the last visit that reached it.
+  uint32_t *op_visit, *value_visit;
   // The result of visiting some ops: these ops and the remade ops that they need, and the
   // values that none of these makes.
   jpp_u32_vec_t ops, inputs;

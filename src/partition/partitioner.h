@@ -40,7 +40,8 @@ typedef struct jpp_partitioner {
   uint32_t* uses;     // [graph values] by ops, loop results and outputs of the step
   bool* unused;       // [graph ops] of a body, whose results nothing uses
   uint32_t* segment;  // [graph ops]
-  bool* outer_copy;   // [graph ops] a cloned op that ops outside the loop need as well
+  // [graph ops] a cloned op that ops outside the loop need as well.
+  bool* outer_copy;
   // [graph ops] the task that provides the results of a cloned op to others; JPP_NONE:
   // each task that uses them runs the op.
   uint32_t* handed_by;

@@ -15,14 +15,16 @@ typedef struct placer {
   jpp_partitioner_t* p;
   uint64_t small_bytes;
   uint64_t* home;  // [values * words] for anchored values
-  bool* anchored;  // [values] depends on a loop's results
+  // [values] depends on a loop's results.
+  bool* anchored;
   // [values] anchored, and made on every rank that needs it, or if none does on the first
   // rank of its home.
   bool* everywhere;
   uint64_t* weight;  // [values] how much an operand influences where its users run
   bool* is_output;   // [values] left on the ranks that make it
   uint64_t* left;    // [values * words] for outputs, the ranks that the user wants
-  bool* inner;       // [ops] a sum whose only user is another sum
+  // [ops] a sum whose only user is another sum.
+  bool* inner;
   // [values] the first phase in which an anchored value exists; for other values the
   // first phase that needs them.
   uint32_t* phase;

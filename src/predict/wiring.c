@@ -86,7 +86,7 @@ static void wire_program(walk_t* walk, jpp_wired_instr_t* instrs) {
         walk->makers[program->operands[instr->first_operand]] =
             walk->wiring->num_runs + instrs[i].number;
         break;
-      case JPP_INSTR_MOVE:  // its own time is not predicted
+      case JPP_INSTR_MOVE:  // the time of the move itself is not predicted
         walk->makers[program->operands[instr->first_operand + 1]] =
             walk->makers[program->operands[instr->first_operand]];
         break;

@@ -1,8 +1,8 @@
 // Wiring: what each instruction of a plan waits for, and what follows it, resolved once.
 //
 // Runs and messages of a step are numbered over all ranks. A run waits for the messages
-// among its arguments; its other arguments were made by earlier runs of its rank, which
-// its device executes before it. A message waits for what made its value: a run, another
+// among its arguments; its other arguments come from earlier runs of its rank, which its
+// device executes before it. A message waits for the source of its value: a run, another
 // message, or nothing.
 #ifndef JPP_PREDICT_WIRING_H_
 #define JPP_PREDICT_WIRING_H_
@@ -12,14 +12,14 @@
 
 typedef struct jpp_wired_instr {
   uint8_t kind;         // jpp_instr_kind_t
-  uint32_t number;      // of its run or message
-  uint32_t first_need;  // of a run, in `needs`
+  uint32_t number;      // number of its run or message
+  uint32_t first_need;  // of a run: index in `needs`
   uint32_t num_needs;
 } jpp_wired_instr_t;
 
 typedef struct jpp_wired_message {
   uint32_t channel;
-  uint32_t source;        // number of what makes its value; JPP_NONE: it exists
+  uint32_t source;        // number of its value's source; JPP_NONE: the value exists
   uint32_t next_of_same;  // the next message of the same source; JPP_NONE: the last
   double bytes;
 } jpp_wired_message_t;
@@ -32,11 +32,11 @@ typedef struct jpp_wiring {
   const jpp_plan_t* plan;
   uint32_t num_runs, num_messages;
   jpp_wired_instr_t** instrs;     // [ranks][num_instrs of the rank's program]
-  uint32_t* needs;                // messages
+  uint32_t* needs;                // numbers of messages
   jpp_wired_run_t* runs;          // [num_runs]
   jpp_wired_message_t* messages;  // [num_messages]
-  // [num_runs + num_messages] the first message that each makes, runs first; JPP_NONE.
-  // A source is a number in this list.
+  // [num_runs + num_messages] the first message that each source makes, runs first;
+  // JPP_NONE. A source is a number in this list.
   uint32_t* first_made;
 } jpp_wiring_t;
 

@@ -34,7 +34,8 @@ typedef JPP_VEC(jpp_event_item_t) jpp_event_items_t;
 typedef struct jpp_site {
   uint32_t rank;
   bool makes, takes;  // neither: no further sites of the value follow
-  bool leaves;        // the rank leaves it as an output
+  // The rank leaves it as an output.
+  bool leaves;
   // Index of the value's first instance on the rank. A value has one instance per
   // microbatch, or only one; a value that moves has twice as many: those in its own
   // memory, then those in device memory. An accumulator's state, next and final value
@@ -105,7 +106,8 @@ typedef struct jpp_program_builder {
   jpp_instr_drafts_t* instrs;  // [ranks]
   jpp_rank_draft_t draft;      // the rank that was drafted last
   uint32_t* definitions;       // [most_instances] virtual registers; JPP_NONE: none yet
-  uint32_t* init_of;           // [values] the initial value of an accumulator's state
+  // [values] the initial value of an accumulator's state.
+  uint32_t* init_of;
   // [tasks] places of the inputs, then of the outputs; NULL: not known yet.
   const jpp_place_t** places;
   JPP_VEC(jpp_channel_draft_t) channels;

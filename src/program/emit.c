@@ -13,7 +13,8 @@ typedef struct transfers {
 typedef struct emitter {
   jpp_program_builder_t* b;
   transfers_t* transfers;  // [tasks]
-  uint32_t* channel_at;    // [ranks * ranks] by source, then destination
+  // [ranks * ranks] by source, then destination.
+  uint32_t* channel_at;
   // [num_arrivals] The channel of the message that contains the value; JPP_NONE: not sent
   // yet, or already received.
   uint32_t* arrivals;

@@ -16,7 +16,8 @@
 
 typedef struct jpp_dry_run {
   uint32_t ranks;
-  uint32_t* done;  // [ranks] entries of the rank's list that have run
+  // [ranks] entries of the rank's list that have run.
+  uint32_t* done;
   // A stack of ranks to visit, each at most once.
   uint32_t* worklist;  // [ranks]
   bool* listed;        // [ranks]

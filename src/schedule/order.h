@@ -17,7 +17,8 @@ jpp_task_needs_t jpp__task_needs(const jpp_schedule_index_t* index,
 typedef struct jpp_schedule_order {
   const jpp_schedule_index_t* index;
   bool fused_as_one;
-  const uint32_t* done;  // [ranks]: entries of the row that have run
+  // [ranks]: entries of the row that have run.
+  const uint32_t* done;
   // When each entry starts and ends, [ranks][row count]; both NULL when not wanted.
   uint64_t** start;
   uint64_t** end;

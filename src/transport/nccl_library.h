@@ -35,7 +35,8 @@ typedef struct jpp_nccl_config {  // ncclConfig_t
 
 enum {
   kJppNcclMagic = (int)0xcafebeefu,
-  kJppNcclConfig = 21400,  // the release of jpp_nccl_config_t
+  // The release of jpp_nccl_config_t.
+  kJppNcclConfig = 21400,
   // The first release in which aborts in a group stop all kernels before memory is freed.
   kJppNcclLeast = 22200,
   kJppNcclBytes = 1,  // ncclUint8

@@ -56,7 +56,8 @@ typedef struct jpp_packet {
   uint64_t number;
   uint64_t tag;    // DATA
   uint32_t shard;  // DATA: the shard; ASK and GRANT: slots
-  uint32_t count;  // DATA: shards of the message; ASK and GRANT: capacity; BEAT: notes
+  // DATA: shards of the message; ASK and GRANT: capacity; BEAT: notes.
+  uint32_t count;
   // DATA, ABORT, MEET, BEAT: size of the data; ASK and GRANT: hash of the spec.
   uint64_t size;
   // DATA that jpp_net_device_t carries: its number among such shards from this sender to
@@ -138,7 +139,8 @@ struct jpp_net_peer {
   jpp_net_op_t hello, bye, gone, beat;
   char* beat_data;     // [notes.most] entries; NULL: there are no notes
   uint32_t next_note;  // the process whose note comes first in the next heartbeat
-  bool heard;          // a packet has arrived since net->looked_ms
+  // A packet has arrived since net->looked_ms.
+  bool heard;
   // The time of the last check that found a packet; 0: none arrived.
   int64_t heard_ms;
 };

@@ -19,7 +19,8 @@ typedef struct jpp__pjrt_client {
   PJRT_Device* const* devices;
   PJRT_Memory** pinned_host;    // [device_count] NULL for a device without it
   jpp_key_value_store_t store;  // its address is given to the plugin
-  jpp_arena_t arena;            // for the names in base.info
+  // For the names in base.info.
+  jpp_arena_t arena;
   // Guards the external references of all buffers, which plugins list without a lock.
   pthread_mutex_t loans;
 } jpp_pjrt_client_t;

@@ -27,7 +27,8 @@ enum {
 typedef struct jpp_deadline {
   int64_t steps[kJppDeadlineSteps];  // durations of the last steps, nanoseconds
   uint32_t count;                    // number of steps so far
-  int64_t step;                      // usual duration of a step; 0: unknown
+  // Usual duration of a step; 0: unknown.
+  int64_t step;
   // When this process began the current step, and when all processes were first known to
   // have begun it; 0: not yet.
   int64_t begun, all_begun;

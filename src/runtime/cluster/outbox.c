@@ -20,7 +20,8 @@ typedef struct parcel {
   jpp_shard_t* shards;       // [1 + devices] the shapes, then the data
   void** data;               // [devices] in host memory
   jpp_buffer_t** copies;     // [devices] copies in device memory, owned by the parcel
-  uint32_t lent;             // copies whose addresses were given to the transport
+  // Copies whose addresses were given to the transport.
+  uint32_t lent;
   // [devices] ready when the copies, or the shards in `data`, are there.
   jpp_event_t** events;
   jpp_event_waiter_t* waiters;  // [devices]

@@ -9,8 +9,9 @@
 
 // A row of a process' note.
 typedef struct rank_note {
-  uint64_t step;         // the step that was begun last
-  uint64_t unsent_step;  // the step of the oldest unsent message; 0: none
+  uint64_t step;  // the step that was begun last
+  // The step of the oldest unsent message; 0: none.
+  uint64_t unsent_step;
   // Position in the program; its length: all instructions are issued.
   uint32_t at;
   uint32_t unsent;  // the SEND of the oldest unsent message

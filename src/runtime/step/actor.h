@@ -28,7 +28,8 @@ typedef struct jpp_link {
   uint32_t sends, recvs;    // instructions
   uint32_t first_message;   // in jpp_tracer_t.message_ends
   bool remote;              // to or from a rank of another process
-  bool same_devices;        // both ranks have the same devices
+  // Both ranks have the same devices.
+  bool same_devices;
   // Of a remote link to which this process sends; else NULL.
   jpp_outbox_t* outbox;
   // Of a remote link from which this process receives; else NULL.
@@ -48,8 +49,9 @@ typedef struct jpp_actor_instr {
   jpp_link_t* link;
   jpp_deadline_wait_t* wait;  // SEND, RECV to or from another process; else NULL
   jpp_memory_t memory;        // MOVE: the memory of the result
-  bool moves;    // SEND: the receiver gets the buffers themselves, not copies
-  uint64_t tag;  // SEND, RECV: value << 32 | microbatch
+  bool moves;  // SEND: the receiver gets the buffers themselves, not copies
+  // SEND, RECV: value << 32 | microbatch.
+  uint64_t tag;
   // Bytes that become live in the memory of each device, less those that die.
   int64_t live_bytes;
 } jpp_actor_instr_t;
@@ -60,7 +62,8 @@ typedef struct jpp_actor_step {
   jpp_buffer_t** inputs;   // [num_inputs]
   bool* is_copy;           // [num_inputs] the step made a copy
   jpp_buffer_t** outputs;  // [num_outputs]
-  jpp_event_t** events;    // [num_runs] taken when the run was issued
+  // [num_runs] taken when the run was issued.
+  jpp_event_t** events;
   // [num_runs] position among the runs of all actors, in the order of issue.
   uint64_t* order;
   jpp_event_t** output_events;  // [num_outputs]

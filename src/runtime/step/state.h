@@ -66,11 +66,13 @@ struct jpp_runtime {
   _Atomic uint64_t begun;  // the number of the last step whose issue has begun
   uint64_t order;          // runs, sends and output copies begun in it
 
-  jpp_holders_t* holders;      // [graph->num_outputs]
-  _Atomic uint64_t cancelled;  // all steps up to this one are cancelled
+  jpp_holders_t* holders;  // [graph->num_outputs]
+  // All steps up to this one are cancelled.
+  _Atomic uint64_t cancelled;
   // Held: the outcome of the last failed step; under the arrays' lock.
   jpp_outcome_t* failed;
-  atomic_bool broken;  // for good: another process has failed or left
+  // For good: another process has failed or left.
+  atomic_bool broken;
   // When the failure was first known; nanoseconds, 0: no failure.
   _Atomic int64_t failed_at;
   atomic_bool given_up;    // devices did not finish a step in time after the failure

@@ -81,7 +81,8 @@ enum { kInterval = 6 };
 // The four passes of a microbatch: F down, F up, I up, I down. Each begins where the
 // previous one ended; F down and I up go from rank 0 to P-1, the other two from P-1 to 0.
 typedef struct block {
-  uint32_t step[4];  // time from one rank to the next
+  // Time from one rank to the next.
+  uint32_t step[4];
   // Time before each pass, chosen so that no rank has two tasks at once.
   uint32_t pause[4];
 } block_t;
