@@ -10,8 +10,7 @@
 //    inputs and constants are neither deleted nor donated;
 //  - every task runs once for each of its microbatches, as its binding says;
 //  - runs and sends read device memory, and outputs are left in the memory of their type;
-//  - the peaks in bytes, of devices and of pinned host memory, are those that the plan
-//    states;
+//  - the peaks in bytes, on devices and in pinned host memory, equal the plan's;
 //  - a value that several ranks hold is made by one task and sent, or made by tasks that
 //    run the same module on the same inputs: its copies are bitwise equal;
 //

@@ -6,26 +6,27 @@
 // The prediction executes the plan's programs as the runtime does:
 //
 //  - The issuing thread of a process visits its ranks in turn. A visit issues a rank's
-//    instructions up to its next run but one. Each run, send and receive takes the thread
+//    instructions until its second run. Each run, send and receive takes the thread
 //    `call`. A send waits for a slot of its channel; a receive waits until the message
-//    was sent, or, from another process, until it has arrived.
-//  - At each moment, runs and calls end and messages arrive before any issuing thread
+//    was sent or, from another process, until it has arrived.
+//  - If events coincide, runs and calls end and messages arrive before any issuing thread
 //    continues. Threads then continue one at a time, lowest process first.
 //  - A device executes the runs of its ranks in the order in which they were issued, one
-//    at a time. A run starts when the one before it has ended and its received arguments
+//    at a time. A run starts when the previous one has ended and its received arguments
 //    have arrived.
 //  - A message leaves when its value exists, its send was issued and its link is free.
 //    It occupies the link for bytes / bandwidth, and arrives `latency` later. Messages
 //    queue for a link in the order in which their values exist and their sends are
-//    issued; those of one run in the order of their sends.
-//  - The cores of a host are shared equally: a run occupies `threads` of them and an
-//    issuing thread one; while more are wanted than there are, all take proportionally
+//    issued; messages of one run in the order of their sends.
+//  - Jobs share the cores of a host equally: a run occupies `threads` cores and an
+//  issuing
+//    thread one. While they need more cores than there are, all take proportionally
 //    longer.
-//  - A process begins a step when it has issued the step before, and has fewer than
+//  - A process begins a step when it has issued the previous one and has fewer than
 //    `steps_in_flight` unfinished steps. The arguments of a step are on its ranks.
 //
-// With one process, as many cores as are wanted, and calls and links that take no time,
-// the times are those of jpp_schedule_simulate().
+// With one process, unlimited cores, and calls and links that take no time, the times
+// equal those of jpp_schedule_simulate().
 //
 // Times are in milliseconds.
 //

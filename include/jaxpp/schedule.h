@@ -150,11 +150,11 @@ JPP_API void jpp_schedule_destroy(jpp_schedule_t* schedule);
 // --- Proving it ---
 
 // NULL, or a JPP_SCHEDULE_ERROR that tells the user what to change. Proves that
-//   - every task names a stage and microbatch that exist, on the rank the placement says;
+//   - every task names a stage and microbatch that exist, and is on the stage's rank;
 //   - each stage has, once per microbatch, FWD and either BWD or both BWD_I and BWD_W
-//     (alike for all its microbatches); or no rank has any backward (forward-only);
-//   - if each rank runs its row in order, each task starting once the tasks it needs have
-//     ended, all tasks run. FWD(s,m) needs FWD(s-1,m); BWD(s,m) and BWD_I(s,m) need
+//     (the same for all its microbatches); or no rank has any backward (forward-only);
+//   - if each rank runs its row in order, and each task starts once the tasks it needs
+//     have ended, all tasks run. FWD(s,m) needs FWD(s-1,m); BWD(s,m) and BWD_I(s,m) need
 //     FWD(s,m) and the BWD or BWD_I(s+1,m); BWD_W(s,m) needs BWD_I(s,m). Otherwise the
 //     message is the shortest cycle of needs and orders among the tasks that never start.
 // Here the tasks of a FusedTask run one after the other; jpp_schedule_timeline() can run

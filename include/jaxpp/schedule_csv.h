@@ -18,16 +18,16 @@
 
 // Reads a schedule and proves it:
 //   - jpp_schedule_verify();
-//   - a pair starts when both of its halves may start, and no rank waits for ever then;
-// and where there is communication:
-//   - a SEND follows its computation, a RECV comes before it, each once; nothing is sent
-//     between stages of one rank, everything else that is needed is, and nothing is
-//     received that no rank sends;
+//   - a pair starts when both of its halves may start, and no rank waits for ever;
+// and if it has communication:
+//   - each SEND follows its computation and each RECV precedes it, once; messages are
+//   sent
+//     between ranks if and only if they are needed, and every RECV has its SEND;
 //   - a channel (sender, receiver) delivers in order: its RECVs are in the order of its
 //     SENDs;
-//   - no rank waits for ever when a SEND waits for one of the channel's `slots`, a RECV
-//     is only posted, a computation waits for its message (a pair for those of both
-//     halves), and a WAIT_SEND until the receiver's RECV has taken the message.
+//   - no rank waits for ever if a SEND waits for one of the channel's `slots`, a RECV is
+//     only posted, a computation waits for its message (a pair for the messages of both
+//     halves), and a WAIT_SEND waits until the receiver's RECV has taken the message.
 // If some backwards of a stage are whole and others are split, the whole ones become
 // BWD_I followed by BWD_W. `file` is named in errors; *out_slots (may be NULL) gets the
 // least sufficient number of slots, 0 without communication.

@@ -1,11 +1,11 @@
 // The checker's working state, passed from pass to pass:
 //
-//   kinds.c     says of each value what kind of bytes it is
-//   actor.c     walks each actor's list: registers, bytes, what is left at the end
+//   kinds.c     classifies the bytes of each value
+//   actor.c     walks each actor's list: registers, bytes, and the outputs at the end
 //   run.c       one RUN of that walk
-//   copies.c    shows that a value has the same bits wherever it is
-//   channels.c  pairs what actor.c saw go in and out of each channel
-//   wait.c      lets all actors run, sends blocking, and finds cycles and slots
+//   copies.c    proves that all copies of a value have the same bits
+//   channels.c  pairs the sends and receives of each channel, which actor.c collected
+//   wait.c      runs all actors with blocking sends, and finds cycles and slots
 //   limit.c     compares the peaks with a limit
 #ifndef JPP_CHECK_CHECKER_H_
 #define JPP_CHECK_CHECKER_H_

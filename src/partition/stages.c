@@ -141,7 +141,7 @@ static bool moves_out(const assigner_t* a, const jpp_op_t* op) {
 // it. That is the segment that makes it, unless it crosses a stage boundary to get here:
 //  - Through the backward mark of stage k it enters the backward of stage k.
 //  - An effect runs in the stage that a value enters, not in the one that it leaves, and
-//    so does what moves a value out of device memory.
+//    so does an op that moves a value out of device memory.
 //  - Through the mark before an unmarked last stage it enters that stage.
 static uint32_t segment_of_input(const assigner_t* a, uint32_t id, uint32_t index) {
   const jpp_op_t* op = &a->p->ops.data[id];
@@ -266,9 +266,9 @@ static void note_use(const assigner_t* a, uint32_t value, uint32_t segment,
 // Assigns ops by their users, if neither marks nor operands assigned them. Walks
 // backwards, so that the users of an op are final before the op itself.
 //  - An op of the loop index alone goes with its first user, or to stage 0 without any.
-//  - An op of a stage's forward that no mark claimed and only the backward of the same
-//    stage uses moves there: keeping its operands until then is enough, unless the op is
-//    what moves them out of device memory.
+//  - An op of a stage's forward that no mark claimed and that only the backward of the
+//    same stage uses moves to the backward: keeping its operands is enough, unless the op
+//    moves them out of device memory.
 // A loop result counts as a use in stage 0, so that its operands do not move.
 static jpp_status_t* settle_by_users(assigner_t* a, const bool* claimed) {
   uint32_t* earliest_use = NULL;  // [body ops] segment; JPP_NONE: not used

@@ -64,7 +64,8 @@ func.func private @partial(%v: {type}) -> {type} {{
 
 @dataclasses.dataclass
 class Blocked(Exception):
-    """Why a value is no partial sum, and the location of the operation that says so."""
+    """The reason why a value is not a partial sum, and the location of the operation that
+    prevents it."""
 
     reason: str
     location: Any
