@@ -370,7 +370,7 @@ static PyMethodDef kWantedMethods[] = {
      "decide($self, given, deletion_reason, copies, /)\n--\n\n"
      "A Decision about a Given. `deletion_reason`: None for an array that was not "
      "deleted. "
-     "`copies`: upload it in any case."},
+     "`copies`: upload it even if it could be used or borrowed."},
     {"take", wanted_take, METH_VARARGS,
      "take($self, client, devices, source, given, deletion_reason, dtype, copies, /)\n"
      "--\n\n"
@@ -379,16 +379,15 @@ static PyMethodDef kWantedMethods[] = {
      "capsules(blocks) and host(block, dtype)."},
     {"gather", wanted_gather, METH_VARARGS,
      "gather($self, device, arrays, bounds, buffer, /)\n--\n\n"
-     "Copies the block of a rank's device into a buffer, dense, last dimension fastest."},
+     "Copies a device's block into a buffer, dense with the last dimension fastest."},
     {NULL, NULL, 0, NULL},
 };
 
 static PyType_Slot kWantedSlots[] = {
     {Py_tp_doc,
      "Wanted(name, dtype, ndim, devices, ranks, is_local, devices_per_rank, blocks, "
-     "donated, can_move, least_borrowed, memory, /)\n--\n\n"
-     "What a plan wants of an argument: jpp_wanted_t, with `blocks` as a buffer of "
-     "int64."},
+     "donated, can_move, least_borrowed, memory, /)\n--\n\nWhat a plan requires of an "
+     "argument: jpp_wanted_t, with `blocks` as a buffer of int64."},
     {Py_tp_new, (void*)wanted_new},
     {Py_tp_dealloc, (void*)wanted_dealloc},
     {Py_tp_methods, kWantedMethods},
@@ -475,7 +474,8 @@ static void given_dealloc(PyObject* object) {
 static PyType_Slot kGivenSlots[] = {
     {Py_tp_doc,
      "Given(home, dtype, ndim, devices, bytes, num_blocks, places, bounds, /)\n--\n\n"
-     "What a program has for an argument: jpp_given_t. `places` is a buffer of int64, "
+     "What a program provides for an argument: jpp_given_t. `places` is a buffer of "
+     "int64, "
      "[num_blocks][4]: part, rank (ANY_RANK, NO_RANK), device, whether this process can "
      "read it."},
     {Py_tp_new, (void*)given_new},

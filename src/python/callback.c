@@ -306,15 +306,14 @@ static PyObject* callback_address(PyObject* object, PyObject* unused) {
 
 static PyMethodDef kMethods[] = {
     {"address", callback_address, METH_NOARGS,
-     "address($self, /)\n--\n\nWhat CALLBACK_ATTRIBUTE of the custom call holds."},
+     "address($self, /)\n--\n\nThe value of the custom call's CALLBACK_ATTRIBUTE."},
     {NULL, NULL, 0, NULL},
 };
 
 static PyType_Slot kSlots[] = {
     {Py_tp_doc,
-     "Callback(function, operands, results, /)\n--\n\n"
-     "A function for compiled tasks, and the bytes of an element of each of its "
-     "operands and results."},
+     "Callback(function, operands, results, /)\n--\n\nA function for compiled tasks; "
+     "`operands` and `results` are the element sizes in bytes."},
     {Py_tp_new, (void*)callback_new},
     {Py_tp_dealloc, (void*)callback_dealloc},
     {Py_tp_traverse, (void*)callback_traverse},

@@ -215,13 +215,12 @@ static PyObject* client_register_custom_call(PyObject* object, PyObject* args) {
 static PyMethodDef kMethods[] = {
     {"info", client_info, METH_NOARGS, "info($self, /)\n--\n\nA ClientInfo."},
     {"compile", client_compile, METH_VARARGS,
-     "compile($self, code, options, devices, kept, folder, identity, /)\n--\n\n"
-     "Compiles StableHLO under a serialized CompileOptionsProto, for these devices as "
-     "the client numbers those of all nodes; without any, for each one device. The "
-     "Executable keeps "
-     "`kept` alive. With a folder, as bytes: loads what was compiled before from "
-     "what stands for the code in the cache, as bytes, or leaves it there; b\"\": no "
-     "folder. Releases the GIL."},
+     "compile($self, code, options, devices, kept, folder, identity, /)\n--\n\nCompiles "
+     "StableHLO under a serialized CompileOptionsProto, for these devices, numbered over "
+     "all nodes; without any, for any one device. The Executable keeps `kept` alive. "
+     "With a folder, as bytes: loads what was compiled before from what stands for the "
+     "code in the cache, as bytes, or leaves it there; b\"\": no folder. Releases the "
+     "GIL."},
     {"register_custom_call", client_register_custom_call, METH_VARARGS,
      "register_custom_call($self, name, platform, handler, traits, /)\n--\n\n"
      "Gives the plugin an XLA FFI handler, a capsule."},
@@ -230,9 +229,9 @@ static PyMethodDef kMethods[] = {
 
 static PyType_Slot kSlots[] = {
     {Py_tp_doc,
-     "Client(plugin, options, store=..., node_id=0, num_nodes=0, /)\n--\n\n"
-     "A PJRT plugin, made with its options. For one of several nodes also a "
-     "KeyValueStore that all of them have in common; returns when all have come."},
+     "Client(plugin, options, store=..., node_id=0, num_nodes=0, /)\n--\n\nA client of a "
+     "PJRT plugin. One of several nodes also needs a KeyValueStore that all of them "
+     "share; the constructor returns when all nodes have called it."},
     {Py_tp_new, (void*)client_new},
     {Py_tp_dealloc, (void*)client_dealloc},
     {Py_tp_traverse, (void*)client_traverse},

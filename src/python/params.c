@@ -111,11 +111,10 @@ static PyObject* params_lose(PyObject* object, PyObject* list) {
 
 static PyMethodDef kMethods[] = {
     {"claim", params_claim, METH_O,
-     "claim($self, values, /)\n--\n\n"
-     "Deletes the donated ones of a list of Values, with their origins, or none of them; "
-     "None is an argument without a Value."},
+     "claim($self, values, /)\n--\n\nDeletes the donated Values of a list, with their "
+     "origins: all or, after an error, none. None is an argument without a Value."},
     {"lose", params_lose, METH_O,
-     "lose($self, values, /)\n--\n\nNotes that the step which claimed them has failed."},
+     "lose($self, values, /)\n--\n\nRecords that the step that claimed them has failed."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -503,14 +503,15 @@ static PyObject* plan_hashes(PyObject* object, PyObject* unused) {
 
 static PyMethodDef kMethods[] = {
     {"partition", plan_partition, METH_VARARGS | METH_STATIC,
-     "partition(graph, schedules, /)\n--\n\nThe graph partitioned in tasks, unplanned."},
+     "partition(graph, schedules, /)\n--\n\nPartitions a graph into tasks, without "
+     "planning it."},
     {"staged", plan_staged, METH_NOARGS,
-     "staged($self, /)\n--\n\nThe graph partitioned in tasks."},
+     "staged($self, /)\n--\n\nThe graph, partitioned into tasks."},
     {"proof", plan_proof, METH_NOARGS,
-     "proof($self, /)\n--\n\nWhat the proof found: runs, transfers, peaks by kind."},
+     "proof($self, /)\n--\n\nThe checker's report: runs, transfers, peaks by kind."},
     {"donations", plan_donations, METH_NOARGS,
      "donations($self, /)\n--\n\n"
-     "For every input of every task None, or the output that takes over its memory."},
+     "For each input of each task, the output that takes over its memory, or None."},
     {"summary", plan_summary, METH_NOARGS,
      "summary($self, /)\n--\n\nA RankSummary for each rank."},
     {"costs", plan_costs, METH_NOARGS,
@@ -520,7 +521,8 @@ static PyMethodDef kMethods[] = {
      "bytes) for each link, no collectives, and a table."},
     {"search", plan_search, METH_VARARGS,
      "search($self, graph, loop, schedules, costs, memory_limits, seconds, /)\n--\n\n"
-     "Searches a schedule for a loop of the graph, with this plan's bytes of values."},
+     "Searches for a schedule for a loop of the graph, with this plan's sizes of "
+     "values."},
     {"predict", jpp_py_plan_predict, METH_VARARGS,
      "predict($self, traces, rank_devices, devices_per_rank, cores, threads, processes, "
      "call, latency, bandwidth, steps, steps_in_flight, /)\n--\n\n"
@@ -534,14 +536,13 @@ static PyMethodDef kMethods[] = {
      "None or a flat list: of each argument and result the shape of a shard and where "
      "that of each device begins."},
     {"explain", plan_explain, METH_NOARGS,
-     "explain($self, /)\n--\n\nThe page of `jaxpp plan`."},
+     "explain($self, /)\n--\n\nThe output of `jaxpp plan`."},
     {"explain_memory", plan_explain_memory, METH_VARARGS,
      "explain_memory($self, rank, message, /)\n--\n\n"
-     "An out-of-memory message with what the plan says of the rank."},
+     "Extends an out-of-memory message with the plan's memory use of the rank."},
     {"hashes", plan_hashes, METH_NOARGS,
-     "hashes($self, /)\n--\n\n"
-     "What makes a step the same step, as numbers, from the likely cause of a difference "
-     "to what follows from it."},
+     "hashes($self, /)\n--\n\nThe plan's hashes, ordered from likely causes of a "
+     "difference to their consequences."},
     {"check_host_limit", plan_check_host_limit, METH_O,
      "check_host_limit($self, limits, /)\n--\n\n"
      "Raises unless the peaks in pinned host memory are within the limits."},
@@ -549,20 +550,18 @@ static PyMethodDef kMethods[] = {
      "steps_in_flight($self, memory_limits, wanted, /)\n--\n\n"
      "How many steps, at most `wanted`, may be in flight within the limits (or None)."},
     {"program_text", plan_program_text, METH_O,
-     "program_text($self, sharding_of, /)\n--\n\n"
-     "All actors, as a jaxpr. sharding_of(value) is the text of how one that ranks "
-     "transfer lies on each."},
+     "program_text($self, sharding_of, /)\n--\n\nAll actors, as a jaxpr. "
+     "sharding_of(value) returns the layout of a transferred value as text."},
     {"text", plan_text, METH_NOARGS, "text($self, /)\n--\n\nThe programs' text form."},
     {NULL, NULL, 0, NULL},
 };
 
 static PyType_Slot kSlots[] = {
     {Py_tp_doc,
-     "Plan(graph, schedules, memory_limits, measure, /)\n--\n\n"
-     "What every rank does in a step, proved. `memory_limits`: None, or bytes for each "
-     "rank and, where what ranks on the same devices take adds up, the number of its "
-     "devices. `measure`, if not None, is called with the Staged and gives the bytes of "
-     "every value on one device, or None."},
+     "Plan(graph, schedules, memory_limits, measure, /)\n--\n\nThe proved programs of "
+     "all ranks. `memory_limits`: None, or (bytes for each rank, the group of devices of "
+     "each rank, whose needs add up, or None). `measure`, if not None, is called with "
+     "the Staged and gives the bytes of every value on one device, or None."},
     {Py_tp_new, (void*)plan_new},
     {Py_tp_dealloc, (void*)plan_dealloc},
     {Py_tp_methods, kMethods},

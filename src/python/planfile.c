@@ -201,12 +201,13 @@ static PyMethodDef kMethods[] = {
     {"plan", file_plan, METH_NOARGS,
      "plan($self, /)\n--\n\nThe Plan, made and proved again."},
     {"contents", file_contents, METH_NOARGS,
-     "contents($self, /)\n--\n\nPlanFileContents: what is in the file beside the plan."},
+     "contents($self, /)\n--\n\nPlanFileContents: everything in the file except the "
+     "plan."},
     {NULL, NULL, 0, NULL},
 };
 
 static PyType_Slot kSlots[] = {
-    {Py_tp_doc, "PlanFile(path, /)\n--\n\nA plan file, read. Releases the GIL."},
+    {Py_tp_doc, "PlanFile(path, /)\n--\n\nA plan file that was read. Releases the GIL."},
     {Py_tp_new, (void*)file_new},
     {Py_tp_dealloc, (void*)file_dealloc},
     {Py_tp_methods, kMethods},

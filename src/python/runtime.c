@@ -616,12 +616,12 @@ static PyObject* runtime_trace_peaks(PyObject* object, PyObject* unused) {
 
 static PyMethodDef kMethods[] = {
     {"step", runtime_step, METH_VARARGS,
-     "step($self, values, waits, /)\n--\n\n"
-     "Begins a step on a list of Values, one an argument; gives one for each result, a "
-     "promise unless it `waits`."},
+     "step($self, values, waits, /)\n--\n\nBegins a step on a list of Values, one per "
+     "argument; returns one per result, a promise unless it `waits`."},
     {"wait", runtime_wait, METH_VARARGS,
      "wait($self, count, /)\n--\n\n"
-     "Until the first `count` steps are done; raises a failure that nobody has seen."},
+     "Waits until the first `count` steps are done; raises a failure that was not "
+     "reported yet."},
     {"costs", runtime_costs, METH_VARARGS,
      "costs($self, names, sizes, /)\n--\n\n"
      "Like Plan.costs(), with (rank, task, kind, axes, times, bytes) for the collectives "
@@ -632,20 +632,20 @@ static PyMethodDef kMethods[] = {
      "Like Plan.explain(), with the collectives of costs()."},
     {"memory", runtime_memory, METH_VARARGS,
      "memory($self, rank, /)\n--\n\n"
-     "(arguments, results, donated, temporary, code, peak) in bytes on each device."},
+     "Bytes on each device: (arguments, results, donated, temporary, code, peak)."},
     {"num_steps", runtime_num_steps, METH_NOARGS,
-     "num_steps($self, /)\n--\n\nHow many steps were called so far."},
+     "num_steps($self, /)\n--\n\nThe number of steps called so far."},
     {"set_checks", runtime_set_checks, METH_VARARGS,
      "set_checks($self, nans, infs, /)\n--\n\n"
-     "Refuses such results, from the next step on."},
+     "Makes such results errors, from the next step on."},
     {"set_tracing", runtime_set_tracing, METH_O,
-     "set_tracing($self, enabled, /)\n--\n\nFrom the next step on."},
+     "set_tracing($self, enabled, /)\n--\n\nTurns tracing on or off, from the next step "
+     "on."},
     {"trace", runtime_trace, METH_NOARGS,
      "trace($self, /)\n--\n\nThe TaskRuns of the last traced step."},
     {"measure", runtime_measure, METH_VARARGS,
-     "measure($self, values, /)\n--\n\n"
-     "The StageCosts of each loop, from a few runs on these values, of which none is "
-     "donated."},
+     "measure($self, values, /)\n--\n\nThe StageCosts of each loop, from a few runs on "
+     "these values; none may be donated."},
     {"trace_json", runtime_trace_json, METH_VARARGS,
      "trace_json($self, steps, /)\n--\n\nThe last traced steps for Perfetto."},
     {"trace_peaks", runtime_trace_peaks, METH_NOARGS,

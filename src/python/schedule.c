@@ -414,19 +414,18 @@ static PyMethodDef kMethods[] = {
      "A built-in schedule."},
     {"check", schedule_check, METH_VARARGS | METH_STATIC,
      "check(name, stages, ranks, /)\n--\n\n"
-     "Raises if no number of microbatches makes it a built-in schedule."},
+     "Raises if the built-in schedule does not support these stages and ranks."},
     {"built_ins", schedule_built_ins, METH_NOARGS | METH_STATIC,
      "built_ins()\n--\n\nA ScheduleInfo of each built-in schedule."},
     {"placeholders", schedule_placeholders, METH_VARARGS | METH_STATIC,
-     "placeholders(graph, ranks, schedules, /)\n--\n\n"
-     "A list with a Schedule for each loop of the graph: the given one or, for None, one "
-     "microbatch after the other."},
+     "placeholders(graph, ranks, schedules, /)\n--\n\nA Schedule for each loop of the "
+     "graph: the given one or, for None, a schedule of one microbatch after the other."},
     {"one_pass", schedule_one_pass, METH_VARARGS | METH_STATIC,
      "one_pass(stages, ranks, microbatches, split_backward, /)\n--\n\n"
      "One microbatch after the other, each forward and back."},
     {"from_rows", schedule_from_rows, METH_VARARGS | METH_STATIC,
      "from_rows(name, stages, ranks, microbatches, rows, /)\n--\n\n"
-     "A schedule of a list of ScheduleTasks per rank."},
+     "A schedule with a list of ScheduleTasks per rank."},
     {"from_csv", schedule_from_csv, METH_VARARGS | METH_STATIC,
      "from_csv(file, text, /)\n--\n\n"
      "A schedule in CSV form; `file` is what errors name."},
@@ -437,17 +436,20 @@ static PyMethodDef kMethods[] = {
     {"csv", schedule_csv, METH_VARARGS,
      "csv($self, communication, /)\n--\n\nThe CSV form."},
     {"sizes", schedule_sizes, METH_NOARGS,
-     "sizes($self, /)\n--\n\nHow many stages, ranks and microbatches."},
+     "sizes($self, /)\n--\n\nThe numbers of stages, ranks and microbatches."},
     {"rows", schedule_rows, METH_NOARGS,
-     "rows($self, /)\n--\n\nA list of ScheduleTasks per rank, idle steps one by one."},
-    {"text", schedule_text, METH_NOARGS, "text($self, /)\n--\n\nA line a rank."},
+     "rows($self, /)\n--\n\nA list of ScheduleTasks per rank, with one entry per idle "
+     "step."},
+    {"text", schedule_text, METH_NOARGS,
+     "text($self, /)\n--\n\nThe text form, one line per rank."},
     {"stage_ranks", schedule_stage_ranks, METH_NOARGS,
      "stage_ranks($self, /)\n--\n\nThe rank of each stage."},
     {NULL, NULL, 0, NULL},
 };
 
 static PyType_Slot kSlots[] = {
-    {Py_tp_doc, "Which rank runs which stage's forward or backward when; proved."},
+    {Py_tp_doc,
+     "Which rank runs which stage's forward or backward, in which order; proved."},
     {Py_tp_dealloc, (void*)schedule_dealloc},
     {Py_tp_methods, kMethods},
     {0, NULL},

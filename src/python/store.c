@@ -167,9 +167,9 @@ static void store_dealloc(PyObject* object) {
 
 static PyType_Slot kSlots[] = {
     {Py_tp_doc,
-     "KeyValueStore(get, put, /)\n--\n\n"
-     "Where the clients of several nodes leave each other what they need: get(key, ms) "
-     "returns bytes, or None if the key is not there in time, put(key, bytes) puts it."},
+     "KeyValueStore(get, put, /)\n--\n\nThe store through which the clients of several "
+     "nodes exchange data: get(key, ms) returns bytes, or None if the key is not there "
+     "in time; put(key, bytes) stores them."},
     {Py_tp_new, (void*)store_new},
     {Py_tp_dealloc, (void*)store_dealloc},
     {Py_tp_traverse, (void*)store_traverse},

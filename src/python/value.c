@@ -264,15 +264,16 @@ static PyMethodDef kMethods[] = {
      "Makes this a copy of `origin`: donating the copy donates both."},
     {"read", value_read, METH_VARARGS,
      "read($self, rank, device, buffer, /)\n--\n\n"
-     "Waits, and copies a shard into a writable buffer, dense, last dimension fastest."},
+     "Waits, and copies a shard into a writable buffer, dense with the last dimension "
+     "fastest."},
     {"lend", jpp_py_value_lend, METH_VARARGS,
-     "lend($self, rank, device, device_type, device_id, flat, /)\n--\n\n"
-     "Waits, and gives a DLPack capsule of a shard where it is, on the device that "
-     "DLPack calls so; `flat`: of its bytes. None where the memory cannot be shared."},
+     "lend($self, rank, device, device_type, device_id, flat, /)\n--\n\nWaits, and "
+     "returns a DLPack capsule of a shard in place, on the given DLPack device; `flat`: "
+     "of its bytes. None if the memory cannot be shared."},
     {"delete", value_delete, METH_NOARGS,
      "delete($self, /)\n--\n\nFrees the device memory now."},
     {"wait", value_wait, METH_NOARGS,
-     "wait($self, /)\n--\n\nBlocks until the contents are there."},
+     "wait($self, /)\n--\n\nWaits until the contents exist."},
     {"is_ready", value_is_ready, METH_NOARGS,
      "is_ready($self, /)\n--\n\nWhether wait() would return at once."},
     {NULL, NULL, 0, NULL},

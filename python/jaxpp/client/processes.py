@@ -62,7 +62,7 @@ def _key_of(process: int, key: str) -> bytes:
 class Processes:
     """The processes that a mesh spans.
 
-    `rank_process`: for each rank the process that this one exchanges values with; for a rank
+    `rank_process`: for each rank, the process with which this one exchanges values; for a rank
     that spans processes, the one with the same positions among its devices. `places`: the
     positions of this process's devices in a rank that it belongs to. `spans`: whether any rank
     spans processes.
