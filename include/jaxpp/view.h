@@ -27,8 +27,8 @@ JPP_API jpp_status_t* jpp_planned_print_json(const jpp_planned_t* planned,
                                              jpp_plan_part_t part,
                                              char** out_text) JPP_MUST_USE;
 // A page for the user: sizes, the work of each stage, costs, peak bytes by kind. The plan
-// must have all its parts. `costs` are those of the plan, to which collectives may have
-// been added; NULL: as jpp_plan_costs() counts them.
+// must have all its parts. `costs` are the plan's, to which collectives may have been
+// added; NULL: as jpp_plan_costs() counts them.
 JPP_API jpp_status_t* jpp_planned_summarize(const jpp_planned_t* planned,
                                             JPP_OPTIONAL const jpp_plan_costs_t* costs,
                                             char** out_text) JPP_MUST_USE;

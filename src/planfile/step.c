@@ -63,7 +63,7 @@ jpp_status_t* jpp_planfile_devices(const jpp_planfile_t* file, const jpp_client_
 
 // --- Compiling ------------------------------------------------------------------------
 
-// Compiles a module for the devices of a rank or, if each rank has one device, for all
+// A module to compile for the devices of a rank or, if each rank has one device, for all
 // ranks.
 typedef struct job {
   uint32_t module, task;  // the first task that runs it
@@ -121,9 +121,9 @@ static jpp_status_t* make_jobs(jpp_planfile_step_t* step) {
   return NULL;
 }
 
-// Takes over the status. A plugin names the missing function but not who could register
-// it.
-static jpp_status_t* say_who_has_it(jpp_status_t* status) {
+// Takes over the status. A plugin names the missing function, but does not know who could
+// register it.
+static jpp_status_t* add_registration_hint(jpp_status_t* status) {
   if (!status || !strstr(jpp_status_message(status), "No FFI handler registered")) {
     return status;
   }
@@ -152,8 +152,8 @@ static jpp_status_t* compile_job(const jpp_planfile_step_t* step, job_t* job) {
       .devices = step->devices + (size_t)task->rank * per_rank,
       .device_count = is_portable(step) ? 0 : per_rank};
   jpp_status_t* status = jpp_client_compile(step->client, &request, &job->executable);
-  return jpp_status_annotate(say_who_has_it(status), "rank %u, task %s", task->rank,
-                             task->name);
+  return jpp_status_annotate(add_registration_hint(status), "rank %u, task %s",
+                             task->rank, task->name);
 }
 
 // A thread that compiles. After a failure, no thread begins another module.

@@ -41,7 +41,7 @@ def constant(value: Any) -> np.ndarray | None:
 
 
 def fold(eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any] | None:
-    """Evaluates an equation on small known integers; None if it is not one."""
+    """Evaluates an equation on small known integers; None if that is not possible."""
     outs = [v.aval for v in eqn.outvars]
     counts = all(
         hasattr(a, "dtype")

@@ -1,11 +1,11 @@
-// Outbox: what a channel's sender keeps of messages to a rank of another process.
+// Outbox: the sending end of a channel to a rank of another process.
 //
 // A value is copied to a parcel as soon as the device has made it, and the parcel is sent
-// when the receiver has a slot. The sender's program does not wait for either, only for a
-// free parcel; there are as many parcels as the channel has slots.
+// when the receiver has a slot. The sender's program waits only for a free parcel; there
+// are as many parcels as the channel has slots.
 //
-// A parcel is host memory; or, where the transport takes device memory, copies on the
-// devices, since a later task may be given the value's own memory.
+// A parcel is in host memory or, if the transport takes device memory, consists of copies
+// on the devices, because a later task may reuse the value's own memory.
 #ifndef JPP_RUNTIME_OUTBOX_H_
 #define JPP_RUNTIME_OUTBOX_H_
 

@@ -1,4 +1,4 @@
-// Writes the notes of this process' ranks, and reads those of the others.
+// Writes the notes of this process's ranks, and reads the notes of other processes.
 #include "runtime/cluster/peer_state.h"
 
 #include "flight/waits.h"
