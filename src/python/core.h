@@ -151,8 +151,7 @@ extern PyType_Spec jpp_py_graph_spec, jpp_py_schedule_spec, jpp_py_staged_spec,
 // runtime.c: called when the interpreter is about to exit. Does not return to a thread
 // that still runs: it stops the thread, as Python does when such a thread takes the GIL.
 void jpp_py_stop_late_thread(void);
-// A module function.
-// job.c, beside those of module.c.
+// Module functions of job.c, in addition to those of module.c.
 extern PyMethodDef jpp_py_job_methods[];
 // Whether the user has seen the reason why this process's job failed.
 extern bool jpp_py_job_told;
