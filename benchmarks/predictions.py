@@ -220,9 +220,7 @@ def measure_processes(ranks: int, turns: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--turns", type=int, default=15)
-    parser.add_argument(
-        "--processes", type=int, help=argparse.SUPPRESS
-    )  # set for child processes
+    parser.add_argument("--processes", type=int, help=argparse.SUPPRESS)  # for a child process
     parser.add_argument("--folder", type=pathlib.Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.processes:

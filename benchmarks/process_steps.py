@@ -26,9 +26,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--processes", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument(
-        "--devices", type=int, help=argparse.SUPPRESS
-    )  # set for child processes
+    parser.add_argument("--devices", type=int, help=argparse.SUPPRESS)  # for a child process
     options = parser.parse_args()
     ranks = options.processes
     model = Model(128, 64, MICROBATCHES, stages=ranks)
