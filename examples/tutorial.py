@@ -56,8 +56,8 @@ print(mesh)
 
 # %% [markdown]
 # ### The model
-# A block is under `remat` and `jit`, as in a large model. `num_stages` is for the pipeline; with
-# one stage this is the plain model, because a mark has no effect outside a pipeline.
+# A block is under `remat` and `jit`, as in a large model. `num_stages` is for the pipeline;
+# with one stage this is the plain model, because a mark has no effect outside a pipeline.
 
 
 # %%
