@@ -148,7 +148,8 @@ static void change_host_peak(draft_t* d, jpp_program_t* p) {
   p->peak_host_bytes += pick(2) || !p->peak_host_bytes ? 4 : -4;
 }
 
-// A run or a send reads a value in the wrong memory, or an output is left in it.
+// Changes the target of a move: then a run or a send reads a value in the wrong memory,
+// or an output is left in it.
 static void change_memory(draft_t* d, jpp_program_t* p) {
   (void)d;
   uint32_t first = pick(p->num_instrs);

@@ -81,8 +81,8 @@ static void job_end(job_t* job) {
   test_store_deinit(&job->store);
 }
 
-// Executes the part of one node. Returns statuses instead of asserting, because it may
-// run in a thread.
+// One node's part of an execution. Its functions return statuses instead of asserting,
+// because they may run in a thread.
 typedef struct part {
   jpp_executable_t* executable;
   uint32_t rows;

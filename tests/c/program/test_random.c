@@ -1,5 +1,5 @@
-// Random steps: whatever the planner makes of one is proved by the checker and computes
-// what the graph says.
+// Random steps: the checker accepts every plan, and the plan computes what the graph
+// says.
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -22,7 +22,7 @@ static bool has_parts(const jpp_staged_t* staged) {
   return false;
 }
 
-// Gives whether some task was divided.
+// Returns true if a task was divided.
 static bool try_seed(uint64_t seed) {
   uint32_t slots = 0;
   planned_t planned = random_step(seed, &slots);
