@@ -103,7 +103,7 @@ def parse_arguments() -> argparse.Namespace:
     ]
     if options.mode != "base" and two_a_rank and options.layers_per_stage % 2:
         parser.error(
-            f"--layers-per-stage={options.layers_per_stage} can not be halved, as the two"
+            f"--layers-per-stage={options.layers_per_stage} cannot be halved, as the two"
             f" stages a rank of {two_a_rank[0]} need"
         )
     return options

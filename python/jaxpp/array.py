@@ -132,11 +132,11 @@ class MpmdArray(jax.Array):  # type: ignore[misc]
     memory is shared.)
 
     Args:
-      partially_addressable_arrays: the array of each rank in this process; empty, with
-        `shape` and `dtype`, for an array that only other processes hold. It has a type
-        and a sharding but cannot be read in this process.
-      mpmd_sharding: which ranks hold the array, and how each of them shards it. shape, dtype:
-      of the array; required if this process holds no part of it.
+      partially_addressable_arrays: the array of each rank in this process; empty, with `shape`
+        and `dtype`, for an array that only other processes hold. It has a type and a sharding
+        but cannot be read in this process.
+      mpmd_sharding: which ranks hold the array, and how each of them shards it.
+      shape, dtype: of the array; required if this process holds no part of it.
 
     Raises:
       JaxppError: an element is not an array or has the wrong shape ("invalid-argument"), or

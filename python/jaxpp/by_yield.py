@@ -71,9 +71,10 @@ def mpmd_jit_by_yield(
     Use it for inference, or for one pass of a model that exceeds the memory of one rank.
 
     Args:
-      fun: the function. `mark_stage_end` ends each stage. It may compute gradients. mpmd_mesh:
-      the ranks and their devices. target_num_stages: the number of stages; default: the number
-      of marks. **options: as for `mpmd_jit_with_loop`.
+      fun: the function. `mark_stage_end` ends each stage. It may compute gradients.
+      mpmd_mesh: the ranks and their devices.
+      target_num_stages: the number of stages; default: the number of marks.
+      **options: as for `mpmd_jit_with_loop`.
 
     Returns:
       The pipelined function; a decorator if `fun` is omitted.

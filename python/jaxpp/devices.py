@@ -33,9 +33,10 @@ class Devices:
     A rank of another process has no devices here; its indices are 0.
 
     Args:
-      platform, version: those of the plugin. ids: JAX's ids of each rank's devices. indices:
-      the client's indices of the same devices. processes: the processes that share the ranks;
-      None: this process has all ranks.
+      platform, version: those of the plugin.
+      ids: JAX's ids of each rank's devices.
+      indices: the client's indices of the same devices.
+      processes: the processes that share the ranks; None: this process has all ranks.
     """
 
     # Whether a step can send an argument from one rank to another that needs it.

@@ -59,9 +59,10 @@ class MpmdMesh:
     on one accelerator. Their memory use adds up on the shared devices.
 
     Args:
-      jax_mesh: the devices. mpmd_axis_name: the pipeline axis. ranks_per_device: how many
-      consecutive ranks share each group of devices. The
-        attribute `jax_mesh` repeats each group that many times.
+      jax_mesh: the devices.
+      mpmd_axis_name: the pipeline axis.
+      ranks_per_device: how many consecutive ranks share each group of devices. The attribute
+        `jax_mesh` repeats each group that many times.
 
     Raises:
       JaxppError: an argument is invalid, or ranks share only some of their devices
@@ -288,9 +289,9 @@ class MpmdSharding(NamedSharding):  # type: ignore[misc]
     accept the resulting arrays.
 
     Args:
-      mpmd_mesh: the mesh of all ranks. mesh_ids: the ranks that hold the array. spec: how each
-      copy is sharded within its rank; the pipeline axis is dropped
-        from it.
+      mpmd_mesh: the mesh of all ranks.
+      mesh_ids: the ranks that hold the array.
+      spec: how each copy is sharded within its rank; the pipeline axis is dropped from it.
       memory_kind: the memory of the devices that holds the array: None or "device", or
         "pinned_host".
     """

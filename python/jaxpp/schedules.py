@@ -585,10 +585,10 @@ class Searched(BaseSchedule):
 
     Args:
       costs: (forward, input gradient, weight gradient) of each stage for one microbatch.
-      memory_limit: bytes of activations that a rank may keep; 0: no limit. activation_bytes:
-      the activations of one stage and microbatch. latency: the delay between a task's end and
-      its use on another rank, in the unit of costs. seconds: the time limit of the search.
-      Ctrl-C ends it.
+      memory_limit: bytes of activations that a rank may keep; 0: no limit.
+      activation_bytes: the activations of one stage and microbatch.
+      latency: the delay between a task's end and its use on another rank, in the unit of costs.
+      seconds: the time limit of the search. Ctrl-C ends it.
     """
 
     def __init__(

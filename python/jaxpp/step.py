@@ -249,8 +249,10 @@ class TracedStep:
     """A step traced for given arguments but not planned.
 
     Attributes:
-      jaxpr: the function's jaxpr on flat arguments. out_info: the shapes and dtypes of the
-      results. in_avals: the types of the flat arguments. fun_name: the function's name.
+      jaxpr: the function's jaxpr on flat arguments.
+      out_info: the shapes and dtypes of the results.
+      in_avals: the types of the flat arguments.
+      fun_name: the function's name.
     """
 
     def __init__(self, function: MpmdFunction, call: Call, jaxpr: Any, out_tree: Any) -> None:
@@ -443,37 +445,36 @@ def mpmd_jit_with_loop(
     """Pipelines a training step that contains a `treduce`.
 
     Args:
-      fun: the step. Arguments and results are pytrees of arrays. mpmd_mesh: the ranks and their
-      devices. in_shardings, out_shardings: pytree prefixes of `NamedSharding`s or
-      `MpmdSharding`s,
-        whose specs are used. A result stays on exactly the ranks of its `MpmdSharding`. Or
-      in_specs, out_specs: pytree prefixes of `PartitionSpec`s over the axes of a rank's
-        mesh. If omitted or None, they are inferred.
-      static_argnums, static_argnames: hashable arguments that are compiled in. donate_argnums,
-      donate_argnames: arguments whose memory the step may reuse; they must
-        not be used again.
-      compiler_options: XLA's options for every task. plugin: the path of a PJRT plugin, or
-      "cuda" or "rocm" for the one installed
-        for JAX; default: JPP_PLUGIN, then the plugin of the mesh's devices.
+      fun: the step. Arguments and results are pytrees of arrays.
+      mpmd_mesh: the ranks and their devices.
+      in_shardings, out_shardings: pytree prefixes of `NamedSharding`s or `MpmdSharding`s, whose
+        specs are used. A result stays on exactly the ranks of its `MpmdSharding`.
+      in_specs, out_specs: in place of shardings, pytree prefixes of `PartitionSpec`s over the
+        axes of a rank's mesh. If both are omitted or None, the shardings are inferred.
+      static_argnums, static_argnames: hashable arguments that are compiled in.
+      donate_argnums, donate_argnames: arguments whose memory the step may reuse; they must not
+        be used again.
+      compiler_options: XLA's options for every task.
+      plugin: the path of a PJRT plugin, or "cuda" or "rocm" for the one installed for JAX;
+        default: JPP_PLUGIN, then the plugin of the mesh's devices.
       memory_limit: the bytes that a step may use on each device: weights, gradients, optimizer
         state, activations, receive slots and everything else kept between tasks. A number
         limits the total of all ranks on the same devices; a list has one limit per rank. A plan
         that exceeds the limit is refused before anything is compiled. A dict has limits by
         memory kind, "device" and "pinned_host".
-      steps_in_flight: how many steps may be in flight; default: JPP_STEPS_IN_FLIGHT,
-        then 2. A call returns as soon as the runtime has taken its arguments, and waits only
-        while that many steps are unfinished. With 0, a call returns when its step is done. It
-        is 1 under a memory limit that cannot hold the arguments and results of several steps.
+      steps_in_flight: how many steps may be in flight; default: JPP_STEPS_IN_FLIGHT, then 2. A
+        call returns as soon as the runtime has taken its arguments, and waits only while that
+        many steps are unfinished. With 0, a call returns when its step is done. It is 1 under a
+        memory limit that cannot hold the arguments and results of several steps.
       reduce_once: whether results that the loop adds up, such as gradients, are summed over the
-        devices of a rank only once, after the loop. Until then, each device keeps its
-        part of the sum. False: in every microbatch.
+        devices of a rank only once, after the loop. Until then, each device keeps its part of
+        the sum. False: in every microbatch.
       fsdp: when weights that are sharded over the devices of the batch are gathered: "step",
         once before the loop, and kept until its end; "use", in each task that uses them, and
         freed after it; a function of a weight's name, such as "params['w']", and its
-        `jax.ShapeDtypeStruct` that returns one of these or None; None: XLA decides. Under
-        a memory limit that cannot hold them until the loop's end, "step" becomes "use".
-      use_pgle: accepted for compatibility and ignored: no task is recompiled
-        from a profile.
+        `jax.ShapeDtypeStruct` that returns one of these or None; None: XLA decides. Under a
+        memory limit that cannot hold them until the loop's end, "step" becomes "use".
+      use_pgle: accepted for compatibility and ignored: no task is recompiled from a profile.
 
     Returns:
       The pipelined step, an `MpmdFunction`; a decorator for functions and methods if `fun` is

@@ -31,8 +31,9 @@ class StepIdentity:
     them (jaxpp/job.h).
 
     Args:
-      facts: one line for each, in the order of comparison. program: one line per
-          operation. digest: the digest of the program's code.
+      facts: one line for each, in the order of comparison.
+      program: one line per operation.
+      digest: the digest of the program's code.
     """
 
     facts: str
@@ -85,7 +86,9 @@ def identity_of(planned: Planned, options: Options, code: Code, client: str) -> 
     """The identity of a step, to compare between processes.
 
     Args:
-      planned: the step. options: the options of the step. code: the StableHLO of its tasks.
+      planned: the step.
+      options: the options of the step.
+      code: the StableHLO of its tasks.
       client: the name and version of the plugin that runs it.
     """
     names = planned.arg_names

@@ -101,8 +101,8 @@ def client_options(path: str, cpu_devices: int) -> dict[str, Any]:
     """The options of a plugin's client.
 
     Args:
-      path: the plugin's file. cpu_devices: the number of devices of a CPU plugin; 0: its
-      default.
+      path: the plugin's file.
+      cpu_devices: the number of devices of a CPU plugin; 0: its default.
 
     Raises:
       JaxppError: this client and JAX's own would both preallocate the devices' memory

@@ -239,8 +239,8 @@ def transfer(tree: Any, *, out_shardings: Any) -> Transfer:
     """Sends arrays to other ranks as soon as they exist.
 
     Args:
-      tree: a pytree of values of the program. out_shardings: a pytree prefix of it, with a
-      `NamedSharding` on the mesh of other ranks.
+      tree: a pytree of values of the program.
+      out_shardings: a pytree prefix of it, with a `NamedSharding` on the mesh of other ranks.
         An array may be sharded differently there.
 
     Returns:

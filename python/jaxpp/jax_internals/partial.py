@@ -188,8 +188,10 @@ class Partials:
     """The partial sums of a module's main function.
 
     Args:
-      functions: the module's functions by name. mesh: its sdy.mesh; None: nothing is sharded.
-      sizes: of the mesh's axes. arguments: the sharding of main's arguments by dimension.
+      functions: the module's functions by name.
+      mesh: its sdy.mesh; None: nothing is sharded.
+      sizes: of the mesh's axes.
+      arguments: the sharding of main's arguments by dimension.
       of_ops: the propagated shardings of each operation's results. The key is the first result,
         because an operation's hash changes with its operands.
     """

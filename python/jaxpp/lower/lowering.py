@@ -39,9 +39,11 @@ class TaskLowerer:
     """Lowers the tasks of one plan.
 
     Args:
-      graph: the traced step. staged: its partition. mesh: the mesh it runs on. specs: the
-      shardings of the values that tasks exchange. platform: the target of the lowering ("cpu",
-      "cuda", ...).
+      graph: the traced step.
+      staged: its partition.
+      mesh: the mesh it runs on.
+      specs: the shardings of the values that tasks exchange.
+      platform: the target of the lowering ("cpu", "cuda", ...).
     """
 
     def __init__(

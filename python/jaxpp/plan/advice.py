@@ -140,8 +140,10 @@ def layout_advice(
     """The warnings listed above.
 
     Args:
-      step: the step, for messages. jaxpr: the step's jaxpr. graph, specs: its graph and the
-      shardings found for it. arg_names: the names of the argument leaves, or of their parts.
+      step: the step, for messages.
+      jaxpr: the step's jaxpr.
+      graph, specs: its graph and the shardings found for it.
+      arg_names: the names of the argument leaves, or of their parts.
     """
     yield from _large_constants(step, graph)
     if specs.one_device:

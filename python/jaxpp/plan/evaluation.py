@@ -230,8 +230,10 @@ def run_ops(
     """Evaluates the ops of a task.
 
     Args:
-      ops: in a valid order. env: the task's inputs by value id; computed values are added.
-      wanted: the task's outputs. mesh: the mesh that the task runs on. aval_of: the abstract
-      value of a value id.
+      ops: in a valid order.
+      env: the task's inputs by value id; computed values are added.
+      wanted: the task's outputs.
+      mesh: the mesh that the task runs on.
+      aval_of: the abstract value of a value id.
     """
     _Runner(env, mesh, aval_of).run(ops, wanted)

@@ -64,9 +64,13 @@ def explained(
     """The page with the sums and gathers of a rank's devices, and advice.
 
     Args:
-      page: the output of `jaxpp plan`. loops: the step's loops. sums: for each result of a
-      loop, the axes over which it is partial, or the reason why it is not. gathers: by
-      argument. names: the names of the arguments. advice: warnings.
+      page: the output of `jaxpp plan`.
+      loops: the step's loops.
+      sums: for each result of a loop, the axes over which it is partial, or the reason why it
+        is not.
+      gathers: by argument.
+      names: the names of the arguments.
+      advice: warnings.
     """
     looks_wrong = [f"look at: {text}" for text in advice]
     parts = ([page.rstrip()], _sums(loops, sums), _gathers(gathers, names), looks_wrong)

@@ -191,8 +191,9 @@ class StepShardings:
     """The shardings of a traced step's values, inferred for a partition.
 
     Args:
-      graph, mesh: the step and its mesh. in_specs, out_specs: specs from the user, one entry
-      per leaf; None: inferred. names, out_names: the names of the argument and result leaves.
+      graph, mesh: the step and its mesh.
+      in_specs, out_specs: specs from the user, one entry per leaf; None: inferred.
+      names, out_names: the names of the argument and result leaves.
       batch_axes: in the loops, only the batch stays sharded over these axes.
 
     Raises:

@@ -136,9 +136,10 @@ class Cluster:
     """A worker for each rank.
 
     Args:
-      ranks, per_rank: the number of workers, and of devices per worker. import_modules: modules
-      that each worker imports first. options: Ray's options for actors. env: environment
-      variables of the workers.
+      ranks, per_rank: the number of workers, and of devices per worker.
+      import_modules: modules that each worker imports first.
+      options: Ray's options for actors.
+      env: environment variables of the workers.
     """
 
     def __init__(

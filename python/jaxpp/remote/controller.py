@@ -57,7 +57,9 @@ class Message:
     """A message to all workers, until they have executed it.
 
     Args:
-      asked: the answers to it. what: its name in errors. on_failure: called once if it fails.
+      asked: the answers to it.
+      what: its name in errors.
+      on_failure: called once if it fails.
     """
 
     def __init__(
@@ -105,8 +107,9 @@ class Workers:
     """The workers of a mesh, one per rank.
 
     Args:
-      ranks, per_rank: the number of workers, and of devices per worker. make_devices: makes the
-      workers' devices, given these workers and a plugin's path, platform and version.
+      ranks, per_rank: the number of workers, and of devices per worker.
+      make_devices: makes the workers' devices, given these workers and a plugin's path,
+        platform and version.
     """
 
     def __init__(

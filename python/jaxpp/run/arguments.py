@@ -65,10 +65,12 @@ class Argument:
     """An argument of a plan: an array, or the rows of an array that some stages take.
 
     Args:
-      part: where the plan needs it. name: for errors. donated: whether the step may write
-      to it. begins: if it is a range of another array, the axis and the start. can_move:
-      whether the step can copy it from other ranks than the wanted ones; None: if the devices
-      can.
+      part: where the plan needs it.
+      name: for errors.
+      donated: whether the step may write to it.
+      begins: if it is a range of another array, the axis and the start.
+      can_move: whether the step can copy it from other ranks than the wanted ones; None: if the
+        devices can.
     """
 
     def __init__(

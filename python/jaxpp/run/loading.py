@@ -303,8 +303,8 @@ def load(
     Nothing is traced: the process does not need the model's code.
 
     Args:
-      path: the plan file. Load only files that you trust: their code is executed. mpmd_mesh:
-      the devices to run on, a mesh with the axes and sizes that the step was saved
+      path: the plan file. Load only files that you trust: their code is executed.
+      mpmd_mesh: the devices to run on, a mesh with the axes and sizes that the step was saved
         for; default: the devices with the same ids, otherwise the first ones.
       plugin: the path of a PJRT plugin; default: JPP_PLUGIN, then the embedded one for CPUs.
 

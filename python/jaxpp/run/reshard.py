@@ -107,12 +107,13 @@ def spmd_to_mpmd_reshard(
     same order, and each array temporarily exists on all ranks.
 
     Args:
-      mpmd_mesh: the destination. arrays: a pytree of jax or numpy arrays. shardings: a pytree
-      prefix of `MpmdSharding`s. threshold: accepted for compatibility and ignored: the limit in
-      bytes of a group of
+      mpmd_mesh: the destination.
+      arrays: a pytree of jax or numpy arrays.
+      shardings: a pytree prefix of `MpmdSharding`s.
+      threshold: accepted for compatibility and ignored: the limit in bytes of a group of
         transfers; here each array is transferred separately.
-      donate: delete each JAX array as soon as it has been transferred, so that the arrays
-        do not all use memory twice.
+      donate: delete each JAX array as soon as it has been transferred, so that the arrays do
+        not all use memory twice.
 
     Returns:
       The same tree of `MpmdArray`s.
@@ -157,8 +158,10 @@ def mpmd_to_spmd_reshard(
     have the same devices.
 
     Args:
-      mpmd_mesh: the source. arrays: a pytree of `MpmdArray`s. shardings: a pytree prefix of
-      `NamedSharding`s. threshold: as in `spmd_to_mpmd_reshard`.
+      mpmd_mesh: the source.
+      arrays: a pytree of `MpmdArray`s.
+      shardings: a pytree prefix of `NamedSharding`s.
+      threshold: as in `spmd_to_mpmd_reshard`.
 
     Returns:
       The same tree of `jax.Array`s.

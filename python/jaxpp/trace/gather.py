@@ -48,9 +48,9 @@ class WeightGathers:
     weights.
 
     Args:
-      gathers: the gathers of weights, by value. add: adds an op of a primitive, with its params
-      and operands, whose result has the type of the first, and returns the result; `cheap`:
-      each task that needs the result computes it.
+      gathers: the gathers of weights, by value.
+      add: adds an op of a primitive, with its params and operands, whose result has the type of
+        the first, and returns the result; `cheap`: each task that needs the result computes it.
     """
 
     def __init__(

@@ -832,19 +832,21 @@ def build_graph(
     """Builds the graph of a traced step.
 
     Args:
-      name: for messages and dumps. ranks: the number of pipeline ranks. closed_jaxpr: the
-      step's jaxpr on flat arguments. donated, arg_names: one entry per argument. out_names: one
-      entry per result. next_args: for each result the argument that it becomes in the next
-        step, or NONE.
+      name: for messages and dumps.
+      ranks: the number of pipeline ranks.
+      closed_jaxpr: the step's jaxpr on flat arguments.
+      donated, arg_names: one entry per argument.
+      out_names: one entry per result.
+      next_args: for each result the argument that it becomes in the next step, or NONE.
       out_ranks: for each result the ranks that it stays on, ascending; None: where it is
         computed.
-      arg_memories: the memory of each argument. out_memories: the memory of each result;
-        None: as `result_in` says.
+      arg_memories: the memory of each argument.
+      out_memories: the memory of each result; None: as `result_in` says.
       loop_length: the number of microbatches to plan for a loop, from its schedule and its
         length.
       gathers: how a loop gathers the weights that it reads, by their values.
-      places: the ranks of the arguments of a program written by hand; None: the planner
-        places them.
+      places: the ranks of the arguments of a program written by hand; None: the planner places
+        them.
 
     Raises:
       JaxppError: a loop in a loop, a mark under a control-flow primitive.

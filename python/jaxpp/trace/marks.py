@@ -119,8 +119,8 @@ def mark_stage_end(anchor: Any, name: str | None = None) -> Any:
     the values that it needs from its own inputs. Outside `treduce` it has no effect.
 
     Args:
-      anchor: a pytree of arrays, of any shapes and dtypes. name: a name for error messages
-      only.
+      anchor: a pytree of arrays, of any shapes and dtypes.
+      name: a name for error messages only.
 
     Returns:
       `anchor`.
@@ -251,8 +251,9 @@ def find_mistake(jaxpr: Jaxpr, bound: dict[int, str], stages: int | None) -> str
     """Describes the mistake in the marks of a loop's body, if one can be identified.
 
     Args:
-      jaxpr: the body, before dead code elimination. bound: from `collecting_marks`, while
-      it was traced. stages: the number of stages of the schedule, if known.
+      jaxpr: the body, before dead code elimination.
+      bound: from `collecting_marks`, while it was traced.
+      stages: the number of stages of the schedule, if known.
     """
     survey = _MarkCollector()
     survey.walk(jaxpr, [0] * len(jaxpr.invars))

@@ -52,9 +52,11 @@ class CutRecomputation:
     last item of the part that it ends.
 
     Attributes:
-      items: in order. num_parts: one more than the marks. num_operands: the operands are the
-      values 0 .. num_operands - 1. consts: constants, by the number of their value. results:
-      numbers or literals.
+      items: in order.
+      num_parts: one more than the marks.
+      num_operands: the operands are the values 0 .. num_operands - 1.
+      consts: constants, by the number of their value.
+      results: numbers or literals.
 
     Raises:
       JaxppError: "stage-marks", if two parts would both recompute a product.

@@ -400,8 +400,8 @@ def test_an_argument_that_is_elsewhere(launch: Launch) -> None:
     assert result == 1
     for process in range(2):
         assert error_of(lines[process]).startswith(
-            f"argument weights[{process}]: expected an array on rank {process} or another of "
-            "this process"
+            f"argument weights[{process}]: expected an array on rank {process}, or on another "
+            "rank of this process"
         )
 
 
