@@ -1,9 +1,10 @@
 """What a schedule is worth at scale, by simulation: GPT-3 175B on 64 to 1,024 accelerators.
 
-Pipelines of tasks (ours), the pipeline that one SPMD program can be, and fully sharded data
-parallelism, each in the best form that fits the memory: with or without rematerialisation,
-with microbatches of one or more sequences, with more stages a rank. `jaxpp simulate` times the
-schedules; the rest is arithmetic on the figures of a file:
+Compares pipelines of tasks (ours), a pipeline as one SPMD program, and fully sharded data
+parallelism, each in the best form that fits the memory: with or without
+rematerialisation, with microbatches of one or more sequences, with one or more stages per
+rank. `jaxpp simulate` times the schedules; the rest is arithmetic on the figures of a
+file:
 
     python benchmarks/at_scale.py [benchmarks/at_scale.json]
     python benchmarks/at_scale.py --write docs/at_scale.md     # its tables anew
@@ -34,11 +35,11 @@ MARK = "<!-- made by benchmarks/at_scale.py -->"
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """The figures of the file, and a number of accelerators. Times in seconds."""
+    """The figures of the file for a number of accelerators. Times in seconds."""
 
     parameters: dict[str, Any]
     accelerators: int
-    sequences: int  # of a step, on all accelerators
+    sequences: int  # per step, on all accelerators
 
     def __getattr__(self, name: str) -> Any:
         for part in ("model", "accelerator", "layout"):
@@ -59,26 +60,29 @@ class Setting:
         return flops / (self.flops * self.matmul_efficiency)
 
     def weight_flops(self, n: float) -> float:
-        """A layer's products with weights: as many forward as for each kind of gradient."""
+        """A layer's products with weights: the same number forward as for each kind of
+        gradient."""
         return 24 * n * self.sequence * self.hidden**2
 
     def attention_flops(self, n: float) -> float:
         return 4 * n * self.sequence**2 * self.hidden
 
     def layer(self, n: float, tensor: int) -> tuple[float, float, float]:
-        """Forward, input gradient, weight gradient of a layer over `tensor` accelerators."""
+        """Times of a layer's forward, input gradient and weight gradient on `tensor`
+        accelerators."""
         products = self._seconds(self.weight_flops(n) / tensor)
         attention = self._seconds(self.attention_flops(n) / tensor)
         talk = self.tensor_talk(n, tensor)
         return products + attention + talk, products + 2 * attention + talk, products
 
     def tensor_talk(self, n: float, tensor: int) -> float:
-        """Two sums over the tensor axis, of activations in 2 bytes, a layer and direction."""
+        """Two sums over the tensor axis per layer and direction, of activations in 2
+        bytes."""
         share = 2 * (tensor - 1) / tensor
         return 2 * share * 2 * n * self.sequence * self.hidden / self.node_bandwidth
 
     def logits(self, n: float, tensor: int) -> float:
-        """As long forward as for each kind of gradient."""
+        """The same time forward as for each kind of gradient."""
         return self._seconds(2 * n * self.sequence * self.hidden * self.vocabulary / tensor)
 
     def activation_bytes(self, n: float, tensor: int) -> float:
@@ -86,7 +90,7 @@ class Setting:
         return 34 * n * self.sequence * self.hidden / tensor
 
     def input_bytes(self, n: float, tensor: int) -> float:
-        """What it keeps of that if the rest is rematerialised."""
+        """The part of it that is kept if the rest is rematerialised."""
         return 2 * n * self.sequence * self.hidden / tensor
 
     # --- Weights ---
@@ -96,12 +100,13 @@ class Setting:
         return self.memory - self.memory_kept_free
 
     def state_bytes(self, shards: int, data: int) -> float:
-        """Weights and gradients of a share, and the share's optimizer state over `data`."""
+        """Weights and gradients of a shard, and the shard's optimizer state divided over
+        `data`."""
         mine = self.weights / shards
         return mine * (self.bytes_of("weight", "gradient") + self.bytes_of("optimizer") / data)
 
     def sum_gradients(self, shards: int, data: int) -> float:
-        """Scatters the sums of gradients, gathers new weights; nothing hides it."""
+        """Scatters the sums of gradients and gathers the new weights; nothing hides this."""
         share = (data - 1) / data * self.weights / shards
         return share * self.bytes_of("gradient", "weight") / self.network_bandwidth
 
@@ -119,17 +124,17 @@ class Result:
     """A step in one form."""
 
     name: str
-    form: str  # of it: stages, sequences, what is rematerialised
+    form: str  # stages, sequences and rematerialisation
     step: float
-    bubble: float  # part of the step
-    memory: float  # bytes of the fullest accelerator
+    bubble: float  # share of the step
+    memory: float  # bytes of the accelerator that needs most
 
 
 # --- Pipelines of tasks --------------------------------------------------------------------
 
 
 def cost_lines(costs: list[tuple[float, ...]]) -> str:
-    """Of each stage, for --costs."""
+    """The costs of each stage, in the form that --costs reads."""
     rows = (" ".join(f"{c:.9g}" for c in cost) for cost in costs)
     return "".join(f"{i} {row}\n" for i, row in enumerate(rows))
 
@@ -144,7 +149,7 @@ def simulate(
     transfer: float,
     *more: str,
 ) -> Any:
-    """`jaxpp simulate`; costs: lines of its --costs."""
+    """The result of `jaxpp simulate`; costs: the lines for its --costs."""
     command = shutil.which("jaxpp", path=str(pathlib.Path(sys.executable).parent)) or "jaxpp"
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
         file.write(costs)
@@ -167,7 +172,7 @@ def stage_costs(s: Setting, stages: int, n: int, remat: bool) -> list[tuple[floa
 
 
 def task_pipeline(s: Setting, name: str, per_rank: int, n: int, remat: bool) -> Result | None:
-    """None: no such schedule, or it does not fit."""
+    """None if there is no such schedule, or it does not fit."""
     ranks, tensor = s.pipeline, s.tensor
     data = s.accelerators // (ranks * tensor)
     microbatches, rest = divmod(s.sequences, data * n)
@@ -194,7 +199,7 @@ def task_pipeline(s: Setting, name: str, per_rank: int, n: int, remat: bool) -> 
 
 
 def spmd_pipeline(s: Setting, per_rank: int, n: int, remat: bool) -> Result | None:
-    """What `jaxpp simulate --spmd` says. Logits are spread over all accelerators."""
+    """The result of `jaxpp simulate --spmd`. Logits are spread over all accelerators."""
     ranks, tensor = s.pipeline, s.tensor
     data = s.accelerators // (ranks * tensor)
     microbatches, rest = divmod(s.sequences, data * n)
@@ -211,7 +216,7 @@ def spmd_pipeline(s: Setting, per_rank: int, n: int, remat: bool) -> Result | No
     found = said["spmd_rematerialised" if remat else "spmd"]
     logits = 3 * microbatches * s.logits(n, tensor) / ranks
     kept = (s.input_bytes if remat else s.activation_bytes)(n, tensor)
-    # Without the scan over its layers a stage would keep them all.
+    # Without the scan over its layers, a stage would keep them all.
     inside = layers * (s.input_bytes(n, tensor) if remat else 0)
     inside += s.activation_bytes(n, tensor) if remat else 0
     memory = s.state_bytes(ranks * tensor, data)
@@ -226,8 +231,9 @@ def spmd_pipeline(s: Setting, per_rank: int, n: int, remat: bool) -> Result | No
 
 
 def fully_sharded(s: Setting, tensor: int, n: int, remat: bool) -> Result | None:
-    """Weights are gathered a layer at a time, forward and backward, while the layer before
-    computes; gradients are scattered. A microbatch is `n` sequences a group of `tensor`."""
+    """Weights are gathered one layer at a time, forward and backward, while the previous
+    layer computes; gradients are scattered. A microbatch has `n` sequences per group of
+    `tensor` accelerators."""
     groups = s.accelerators // tensor
     microbatches, rest = divmod(s.sequences, groups * n)
     if rest or not microbatches:
@@ -265,7 +271,7 @@ def best(results: Iterator[Result | None]) -> Result | None:
 
 
 def rows(s: Setting) -> Iterator[tuple[bool, Result]]:
-    """Whether it is one SPMD program, and the best form of each kind that fits."""
+    """For each kind, whether it is one SPMD program, and the best form that fits."""
     sizes = s.parameters["microbatches_of_sequences"]
     several = s.parameters["stages_per_rank"]
     forms = [(n, remat) for n in sizes for remat in (False, True)]

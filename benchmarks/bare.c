@@ -1,15 +1,15 @@
 // Unrolls a plan into one list of client calls, in an order in which no call needs a
-// later one, and makes them from one thread.
+// later one, and makes the calls on one thread.
 #include "benchmarks/bare.h"
 
 #include "base/vec.h"
 
-// An instruction in the order in which one thread issues for all ranks. Registers are
+// An instruction, in an order in which one thread issues for all ranks. Registers are
 // numbered over all ranks.
 typedef struct bare_call {
   uint8_t kind;  // jpp_instr_kind_t
   uint32_t num_args, num_results;
-  uint32_t device;      // RUN: its own; SEND: the other rank's
+  uint32_t device;      // RUN: the rank's own device; SEND: the other rank's device
   uint64_t message;     // SEND, RECV
   jpp_memory_t memory;  // MOVE
   jpp_executable_t* executable;
@@ -66,7 +66,7 @@ static jpp_status_t* add_call(unroller_t* u, uint32_t rank, const jpp_instr_t* i
   return JPP_VEC_PUSH(&bare->calls, call);
 }
 
-// Up to the rank's second run, or to a message that is not sent yet.
+// Unrolls until the rank's second run, or until a message that has not been sent yet.
 static jpp_status_t* unroll_rank(unroller_t* u, uint32_t rank, bool* out_moved) {
   const jpp_program_t* program = &u->bare->options.plan->programs[rank];
   uint32_t* at = &u->at[rank];
@@ -297,7 +297,8 @@ static jpp_status_t* allocate_io(const jpp_plan_t* plan, bare_io_t* io) {
   return NULL;
 }
 
-// What the step does not own stays in its array; of what it does the array is deleted.
+// Registers that the step does not own stay in their arrays; the arrays of the others are
+// deleted.
 static jpp_status_t* fill_input(const jpp_plan_t* plan, uint32_t rank, uint32_t input,
                                 jpp_array_t* array, bare_io_t* io) {
   jpp_buffer_t** buffer = &io->inputs[rank][input];

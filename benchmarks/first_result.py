@@ -1,7 +1,7 @@
-"""From the first call to its result, each in a fresh process: plain `jax.jit`, the pipeline,
-and the pipeline with what an earlier process left in the compilation cache; and the first call
-with sequences of another length, in the same processes. The three take turns; times are
-medians, ratios are medians of ratios within a turn.
+"""Times from the first call to its result, each in a fresh process: for plain `jax.jit`,
+for the pipeline, and for the pipeline with the compilation cache that an earlier process
+filled; and in the same processes the first call with sequences of another length. The
+three take turns; times are medians, ratios are medians of ratios within a turn.
 
     python benchmarks/first_result.py [--turns N] [MODEL ...]
 """
@@ -32,7 +32,7 @@ MODELS = {
 
 
 def time_call(step: object, model: Model) -> tuple[float, float]:
-    """Seconds from a call to its result, and the CPU seconds of the process meanwhile."""
+    """Seconds from a call to its result, and the CPU seconds that the process used."""
     params, batch = jax.block_until_ready((model.params(), model.batch()))
     start, cpu_start = time.perf_counter(), time.process_time()
     jax.block_until_ready(step(params, *batch)[1])
@@ -40,7 +40,7 @@ def time_call(step: object, model: Model) -> tuple[float, float]:
 
 
 def run_here(name: str, way: str) -> None:
-    """Prints the times of the first call and of one with longer sequences."""
+    """Prints the times of the first call, and of the first call with longer sequences."""
     jax.config.update("jax_num_cpu_devices", 4)
     model = MODELS[name]
     step = model.plain() if way == WAYS[0] else model.pipeline()
@@ -61,7 +61,7 @@ def run(name: str, way: str, cache: str) -> list[float]:
 
 def measure(name: str, turns: int) -> None:
     with tempfile.TemporaryDirectory() as cache:
-        run(name, WAYS[2], cache)  # fills it
+        run(name, WAYS[2], cache)  # fills the cache
         times = np.array([[run(name, way, cache) for way in WAYS] for _ in range(turns)])
     ratios = np.median(times / times[:, :1], axis=0)
     medians = np.median(times, axis=0)

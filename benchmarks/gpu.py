@@ -29,13 +29,13 @@ import jaxpp.api as jaxpp
 
 @dataclasses.dataclass(frozen=True)
 class Remat(GPT2):
-    """With the layers' activations computed again in the backward pass."""
+    """Recomputes the activations of the layers in the backward pass."""
 
     def apply_block(self, p: Any, x: Any, place: Any) -> Any:
         return jax.checkpoint(lambda p, x: super(Remat, self).apply_block(p, x, place))(p, x)
 
 
-# Layers, width and heads of GPT-2; its vocabulary, made a multiple of 128.
+# Layers, width and heads of GPT-2; the vocabulary is rounded up to a multiple of 128.
 SIZES = {
     "tiny": Remat(8, 64, 4, 256, 512, 64, "float32"),
     "124m": Remat(12, 768, 12, 3072, 50304, 1024, "bfloat16"),
@@ -49,7 +49,7 @@ def shared_mesh(ranks: int) -> jaxpp.MpmdMesh:
 
 
 class Training:
-    """A step with the state it goes on with."""
+    """A step, and the state for its next call."""
 
     def __init__(self, step: Callable[..., Any], model: Remat, optimizer: Any) -> None:
         self.step = step
@@ -107,7 +107,7 @@ def pipeline(model: Remat, optimizer: Any, ranks: int) -> Callable[..., Any]:
 
 
 def measure_borders(turns: int) -> None:
-    """What it takes that JAX reads what a step returned, and a step what JAX made."""
+    """The cost of JAX reading a step's result, and of a step reading JAX's array."""
     size = 64 << 20
     step = jaxpp.mpmd_jit_with_loop(lambda x: x + 1, shared_mesh(1))
     total = jax.jit(jnp.sum)

@@ -1,5 +1,5 @@
-"""Steps in processes that `jaxpp launch` starts, where every process runs the script and nobody
-controls it: what the benchmarks of several processes compare."""
+"""Runs steps in processes that `jaxpp launch` starts, where every process runs the script
+and there is no controller: the reference for the benchmarks of several processes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ STEPS, CALLS = 30, 20
 
 
 class Training:
-    """A step of a model, with what goes into the next one."""
+    """A step of a model, and the state for its next call."""
 
     def __init__(self, model: Model, mesh: Any = None, **options: Any) -> None:
         self.step = model.pipeline(mesh, **options)
@@ -36,7 +36,7 @@ class Training:
         self.run(3)
 
     def run(self, steps: int) -> float:
-        """Milliseconds a step."""
+        """Milliseconds per step."""
         start = time.perf_counter()
         for _ in range(steps):
             self.params, loss = self.step(self.params, *self.batch)
@@ -44,7 +44,7 @@ class Training:
         return (time.perf_counter() - start) / steps * 1e3
 
     def call(self) -> float:
-        """Milliseconds in which one call returns."""
+        """Milliseconds until one call returns."""
         times = []
         for _ in range(CALLS):
             start = time.perf_counter()
@@ -55,11 +55,12 @@ class Training:
 
 
 class Relay:
-    """A step whose tasks add 1 to one number: what is left of a step is its messages."""
+    """A step whose tasks add 1 to a number, so that messages take nearly all of its time."""
 
     @staticmethod
     def turns(stages: int, microbatches: int) -> int:
-        """How often, one after the other, some rank receives, runs and sends in a step."""
+        """The number of times in a step, one after the other, that a rank receives, runs
+        and sends."""
         return microbatches + stages - 1
 
     def __init__(self, stages: int, microbatches: int) -> None:
@@ -78,7 +79,7 @@ class Relay:
         self.run(3)
 
     def run(self, steps: int) -> float:
-        """Milliseconds a step, each after the one before it."""
+        """Milliseconds per step, if each step waits for the previous one."""
         start = time.perf_counter()
         for _ in range(steps):
             jax.block_until_ready(self.step(self.xs))
@@ -86,16 +87,16 @@ class Relay:
 
 
 def run_here(devices: int, makers: list[Callable[[], Any]]) -> None:
-    """In a process that `launched` has started: times the steps that these make."""
+    """Times the steps of these makers, in a process that `launched` has started."""
     jax.config.update("jax_num_cpu_devices", devices)
     jax.distributed.initialize()
     found = [min(each.run(STEPS) for _ in range(2)) for each in (make() for make in makers)]
-    # Every process; what waits for the last rank takes longest.
+    # Every process prints its times; the one that waits for the last rank takes longest.
     print("times", json.dumps(found), flush=True)
 
 
 def launched(processes: int, script: str, *flags: str) -> list[float]:
-    """Milliseconds a step, of the process that takes longest."""
+    """Milliseconds per step of the slowest process."""
     beside = pathlib.Path(sys.executable).parent
     command = shutil.which("jaxpp", path=f"{beside}:{os.environ['PATH']}")
     assert command, "no jaxpp command beside the interpreter or on PATH"

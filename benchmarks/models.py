@@ -31,7 +31,7 @@ class Model:
         )
 
     def mesh(self) -> jaxpp.MpmdMesh:
-        """A device a stage, as far as there are so many."""
+        """One device per stage, if there are that many."""
         devices = np.array(jax.devices()[: self.stages])
         return jaxpp.MpmdMesh(
             jax.sharding.Mesh(devices, ("stage",)),
@@ -65,14 +65,14 @@ class Model:
         )
 
     def plain(self) -> Callable[..., Any]:
-        """The same under `jax.jit`, a `lax.scan` over the microbatches."""
+        """The same under `jax.jit`, with a `lax.scan` over the microbatches."""
         return jax.jit(partial(_plain, self), donate_argnums=0)
 
     def is_stage_end(self, layer: int) -> bool:
         return (layer + 1) % (self.layers // self.stages) == 0
 
     def weights(self, state: Any) -> Any:
-        """What is differentiated."""
+        """The part of the state with respect to which the loss is differentiated."""
         return state
 
     def loss(self, params: Any, x: jax.Array, y: jax.Array) -> jax.Array:
@@ -88,14 +88,14 @@ class Model:
 
 @dataclasses.dataclass(frozen=True)
 class Decoder(Model):
-    """A decoder of a language model: every layer is rematerialised, AdamW updates it."""
+    """A decoder of a language model: every layer is rematerialised, and AdamW updates it."""
 
     layers: int = 12
     heads: int = 4
     vocabulary: int = 512
 
     def batch(self) -> tuple[jax.Array, ...]:
-        """Tokens and the next ones, s32[microbatches, 2, sequence] each."""
+        """Tokens and their successors, s32[microbatches, 2, sequence] each."""
         shape = (self.microbatches, 2, self.sequence + 1)
         tokens = jax.random.randint(jax.random.key(1), shape, 0, self.vocabulary)
         return tokens[..., :-1], tokens[..., 1:]
@@ -153,7 +153,7 @@ def _normalize(x: jax.Array, scale: jax.Array) -> jax.Array:
 
 
 def train(model: Model, schedule: Any, state: Any, xs: jax.Array, ys: jax.Array) -> Any:
-    """(state, loss) after a step under the schedule."""
+    """(state, loss) after a step with the schedule."""
     loss, grads = jaxpp.treduce(
         lambda xy: jax.value_and_grad(model.loss)(model.weights(state), *xy),
         (xs, ys),

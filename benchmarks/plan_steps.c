@@ -1,11 +1,11 @@
-// Times the steps of a plan file in two ways, in turns: by the runtime, and by the bare
-// loop (bare.h) with the same plugin. benchmarks/steps.py runs it.
+// Times the steps of a plan file in two ways, alternately: with the runtime, and with the
+// bare loop (bare.h) and the same plugin. benchmarks/steps.py runs it.
 //
 //   bench_plan FILE PLUGIN TURNS
 //
-// Prints the number of client calls of a step, then a line for each turn: the
-// microseconds of the runtime and those of the bare loop. For ranks of one CPU device
-// each, and steps whose donated arguments are replaced by results.
+// Prints the number of client calls of a step, then a line per turn: the microseconds of
+// the runtime and of the bare loop. It supports ranks of one CPU device each, and steps
+// whose results replace their donated arguments.
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -23,12 +23,12 @@ typedef struct bench {
   jpp_client_t* client;
   uint32_t* devices;                   // [ranks]
   jpp_planfile_step_t* step;           // its runtime is the first way
-  jpp_executable_t** modules;          // [num_modules] of the bare loop
+  jpp_executable_t** modules;          // [num_modules] for the bare loop
   jpp_task_executable_t* executables;  // [num_tasks]
-  jpp_bare_t* bare;                    // the second way
+  jpp_bare_t* bare;                    // the bare loop is the second way
 } bench_t;
 
-// What one of the ways goes on with.
+// The state of one of the two ways.
 typedef struct state {
   jpp_array_t** args;     // [num_args]
   jpp_array_t** results;  // [num_outputs]
@@ -113,7 +113,7 @@ static void call_bare(const bench_t* bench, state_t* state) {
 
 // --- Arguments ------------------------------------------------------------------------
 
-// Zeros, and the constants of the file.
+// Zeros for the arguments, and the constants of the file.
 static void open_state(const bench_t* bench, state_t* state) {
   uint32_t num_args = bench->graph->num_args;
   uint32_t first_constant = num_args - bench->contents->num_constants;
@@ -130,7 +130,7 @@ static void open_state(const bench_t* bench, state_t* state) {
   }
 }
 
-// The next step takes what the last one made of the arguments that it was given.
+// Replaces donated arguments with the last step's results.
 static void replace_args(const bench_t* bench, state_t* state) {
   for (uint32_t o = 0; o < bench->graph->num_outputs; ++o) {
     uint32_t next = bench->graph->outputs[o].next, arg = 0;

@@ -1,9 +1,10 @@
-"""How planning grows: `jaxpp plan` of synthetic training steps of 64 stages and 1,024
-microbatches under 1F1B, from reading the graph to the proof of the plan.
+"""How the time of planning grows: `jaxpp plan` on synthetic training steps of 64 stages
+and 1,024 microbatches under 1F1B, from reading the graph to proving the plan.
 
-Two things cost: ops, once each, and the values that a task takes or keeps (weights,
-gradients, activations), once a microbatch each. The first table has 16 weights a stage and
-activations rematerialised from the stage's input; the second shows more of both.
+Two things cost time: ops, once each, and values that a task takes or keeps (weights,
+gradients, activations), once per microbatch each. In the first table a stage has 16
+weights and rematerialises its activations from its input; the second table has more of
+both.
 
     python benchmarks/planning.py
 """
@@ -21,15 +22,15 @@ from collections.abc import Iterator
 STAGES, MICROBATCHES = 64, 1024
 OPS = (125_000, 250_000, 500_000, 1_000_000)
 WEIGHTS = 16
-MORE_WEIGHTS = (32, 64, 128, 256)  # of a graph of OPS[0]
+MORE_WEIGHTS = (32, 64, 128, 256)  # with a graph of OPS[0] ops
 
 
 def graph_lines(ops: int, weights: int) -> Iterator[str]:
-    """Stages that are chains of layers, the first `weights` of each with a weight. The
-    backward of these keeps their inputs if there are more than WEIGHTS, that of the others
-    uses the stage's input."""
+    """Stages that are chains of layers; in each, the first `weights` layers have a
+    weight. If there are more than WEIGHTS, the backwards of these layers keep their
+    inputs; other backwards use the stage's input."""
     t = ":f32[8,8]"
-    length = (ops - 2 * weights * STAGES) // (2 * STAGES)  # layers a stage
+    length = (ops - 2 * weights * STAGES) // (2 * STAGES)  # layers per stage
     names = [f"{s}_{k}" for s in range(STAGES) for k in range(weights)]
     yield f'graph "chain" ranks {STAGES}'
     for name in names:

@@ -1,10 +1,10 @@
-"""How well `predict()` predicts: steps of three models over two and four ranks under three
+"""The accuracy of `predict()`: steps of three models on two and four ranks under three
 schedules, in one process and in a process per rank.
 
-Each step is measured in turns with all others, so that a machine whose speed drifts slows them
-alike. It is predicted twice: from traces of a trial of two microbatches, in which the step's
-other microbatches never ran, and from traces of the step itself. Times are medians, errors are
-medians of the errors within a turn.
+All steps are measured alternately, so that a machine whose speed drifts slows them alike.
+Each is predicted twice: from traces of a trial of two microbatches, which does not run
+the step's other microbatches, and from traces of the step itself. Times are medians, and
+errors are medians of the errors within a turn.
 
     python benchmarks/predictions.py [--turns N]
 """
@@ -50,7 +50,8 @@ def make_schedule(name: str, ranks: int) -> tuple[Any, int]:
 
 
 def demo_step(schedule: Any, stages: int) -> tuple[Any, Any, Any]:
-    """Its state without functions, so that a plan file can hold it."""
+    """The demo's step with state that contains no functions, so that a plan file can hold
+    it."""
     state = demo.init_state(stages)
 
     def step(arrays: Any, xs: Any, ys: Any) -> Any:
@@ -73,7 +74,7 @@ def cut(batch: Any) -> list[Any]:
 
 @dataclasses.dataclass
 class Case:
-    """A step that is measured, and its trial."""
+    """A measured step, and its trial."""
 
     name: str
     step: Any
@@ -86,7 +87,7 @@ class Case:
     by_itself: list[float] = dataclasses.field(default_factory=list)
 
     def run(self) -> float:
-        """Milliseconds of a step."""
+        """Milliseconds per step."""
         start = time.perf_counter()
         self.state, loss = self.step(self.state, *self.batch)
         jax.block_until_ready((self.state, loss))
@@ -157,13 +158,13 @@ def print_case(case: Case) -> None:
 
 
 def run_child(ranks: int, turns: int, folder: pathlib.Path) -> None:
-    """One of the processes: leaves times and traces in the folder."""
+    """Runs in one of the processes: leaves times and traces in the folder."""
     jax.config.update("jax_num_cpu_devices", 1)
     jax.distributed.initialize()
     process = jax.process_index()
     cases = list(cases_in_processes(ranks))
     for number, case in enumerate(cases):
-        # Every process saves; one of the files is read.
+        # Every process saves a file; one of them is read.
         case.step.save(folder / f"{number}-{process}.plan")
     for turn in range(turns):
         for number, case in enumerate(cases):
@@ -184,8 +185,8 @@ def command() -> str:
 
 
 def predict_file(plan: pathlib.Path, traces: list[pathlib.Path]) -> float:
-    """In processes, each of which begins a step when its own part of the last one is done, the
-    time from step to step is measured."""
+    """In a job, a process begins a step when its own part of the previous step is done,
+    so the time from step to step is measured."""
     flags = ["-n", str(len(traces)), "--steps=4", "--json"]
     run = subprocess.run(
         [command(), "predict", plan, *traces, *flags],
@@ -219,7 +220,7 @@ def measure_processes(ranks: int, turns: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--turns", type=int, default=15)
-    parser.add_argument("--processes", type=int, help=argparse.SUPPRESS)  # of a child
+    parser.add_argument("--processes", type=int, help=argparse.SUPPRESS)  # for a child process
     parser.add_argument("--folder", type=pathlib.Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.processes:

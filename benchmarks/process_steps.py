@@ -1,8 +1,9 @@
-"""What it costs that ranks are processes: steps of one process whose ranks are its devices, and
-of as many processes with a rank each, in turns. Then the time from rank to rank: of a step
-whose tasks are all but empty, for each turn in which a rank receives, runs a task and sends.
+"""The cost of running ranks as processes: alternates steps of one process, whose devices
+are the ranks, with steps of one process per rank. It then measures the time from rank to
+rank: for a step with nearly empty tasks, the time of each turn in which a rank receives,
+runs a task and sends.
 
-Times are the best of the rounds, ratios the medians of those within a round.
+Times are the best of the rounds, and ratios the medians of the ratios within a round.
 
     python benchmarks/process_steps.py [--processes 4] [--rounds 3]
 """
@@ -25,7 +26,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--processes", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--devices", type=int, help=argparse.SUPPRESS)  # of a child
+    parser.add_argument("--devices", type=int, help=argparse.SUPPRESS)  # for a child process
     options = parser.parse_args()
     ranks = options.processes
     model = Model(128, 64, MICROBATCHES, stages=ranks)

@@ -1,9 +1,10 @@
-"""What a controller costs: steps on workers of Ray, beside the same steps on as many processes
-that `jaxpp launch` starts, where every process runs the script and nobody controls it.
+"""The cost of a controller: compares steps on Ray workers with the same steps on the same
+number of processes that `jaxpp launch` starts without a controller.
 
-Both send between ranks the same way and keep two steps in flight. They take turns, and the
-best round counts. `a call` is how long the controller is busy with one step, from the call to
-its return, when it need not wait for an earlier one: the median of 20.
+Both send between ranks in the same way and keep two steps in flight. They alternate, and
+the best round counts. `a call` is the time for which one step occupies the controller,
+from the call to its return, if it does not have to wait for an earlier step: the median
+of 20.
 
     python benchmarks/ray_steps.py [--ranks 2 4] [--rounds 3]
 """
@@ -62,7 +63,7 @@ def main() -> None:
         num_cpus=max(options.ranks),
         include_dashboard=False,
         log_to_driver=False,
-        _system_config={"worker_niceness": os.nice(0)},  # as the launched ones
+        _system_config={"worker_niceness": os.nice(0)},  # as for the launched processes
     )
     print("| step | on Ray | launched | more | a call |\n|---|---|---|---|---|")
     for ranks in options.ranks:

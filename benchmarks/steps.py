@@ -1,13 +1,13 @@
 """Step times of two models: the pipeline against plain `jax.jit` of the same step; and, in a
-C program, the runtime against a bare loop that makes the same PJRT calls. The two of a pair
-take turns, so that a machine whose speed drifts slows them alike; times are medians, ratios
-are medians of ratios within a turn. Then the time of a loop that prepares batches meanwhile,
-with all cores in the step's reach and, in a process of its own, with one; and of a call whose
-step has nothing to run.
+C program, the runtime against a bare loop that makes the same PJRT calls. The two ways of
+a pair alternate, so that a machine whose speed drifts slows both alike; times are
+medians, and ratios are medians of the ratios within a turn. It then times a loop that
+prepares batches while steps run, with all cores available to the step and, in a separate
+process, with one core; and a call whose step has nothing to run.
 
     python benchmarks/steps.py [--turns N] [--bench-plan PROGRAM]
 
-PROGRAM is built from benchmarks/plan_steps.c, which `make bench` does.
+`make bench` builds PROGRAM from benchmarks/plan_steps.c.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ MODELS = (Model(8, 1, 32), Model(128, 64, 16))
 
 
 class State:
-    """A step with the parameters it goes on with."""
+    """A step, and the parameters for its next call."""
 
     def __init__(self, step: Callable[..., Any], params: Any) -> None:
         self.step = step
@@ -73,7 +73,7 @@ def measure(model: Model, turns: int, program: str | None) -> None:
 
 
 def measure_bare(compiled: Any, turns: int, program: str) -> None:
-    """The same step from C: by the runtime, and by the bare loop."""
+    """The same step from C: with the runtime, and with the bare loop."""
     with tempfile.TemporaryDirectory() as folder:
         path = str(pathlib.Path(folder) / "step.plan")
         compiled.save(path)
@@ -91,7 +91,7 @@ def measure_bare(compiled: Any, turns: int, program: str) -> None:
 
 
 def prepare(pieces: int) -> float:
-    """Makes a batch in numpy; how long it took."""
+    """Prepares a batch in numpy; returns how long that took."""
     generator = np.random.default_rng(0)
     start = time.perf_counter()
     for _ in range(pieces):
@@ -100,7 +100,8 @@ def prepare(pieces: int) -> float:
 
 
 def measure_overlap(model: Model, turns: int) -> None:
-    """A loop that prepares a batch for as long as a step takes, while the step before runs."""
+    """A loop that prepares a batch for as long as a step takes, while the previous step
+    runs."""
     params, batch = model.params(), model.batch()
     state = State(model.pipeline().compile(params, *batch), params)
     state.time(batch)
@@ -121,13 +122,14 @@ def measure_overlap(model: Model, turns: int) -> None:
 
 
 def measure_overlap_on_one_core(turns: int) -> None:
-    """The same of a step that computes in one thread: on one device, in a pool of one."""
+    """The same for a step that computes in one thread: on one device, with a pool of one
+    thread."""
     command = [sys.executable, __file__, f"--turns={turns}", "--one-core"]
     subprocess.run(command, check=True, env=os.environ | {"NPROC": "1"})
 
 
 def measure_idle(turns: int) -> None:
-    """A step whose tasks are empty: what a call costs before anything runs."""
+    """A step whose tasks are empty: the cost of a call before anything runs."""
     calls = 100
     step = jaxpp.mpmd_jit_with_loop(lambda x: x, mpmd_mesh=MODELS[0].mesh(), donate_argnums=0)
     x = step(jnp.ones(4))
@@ -144,7 +146,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--turns", type=int, default=40)
     parser.add_argument("--bench-plan", metavar="PROGRAM")
-    parser.add_argument("--one-core", action="store_true", help=argparse.SUPPRESS)  # a child
+    parser.add_argument(
+        "--one-core", action="store_true", help=argparse.SUPPRESS
+    )  # set for a child process
     options = parser.parse_args()
     turns = options.turns
     if options.one_core:

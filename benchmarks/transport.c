@@ -1,14 +1,15 @@
-// What the transport costs over UCX itself: the same sends between two processes, once by
-// jaxpp/transport.h and once by a bare loop over UCX' tag calls, in turns. The bare loop
-// is what ucx_perftest does (tests tag_bw and tag_lat) with the library that is in use.
+// The cost of the transport compared with UCX itself: alternates the same sends between
+// two processes with jaxpp/transport.h and with a bare loop over UCX's tag calls. The
+// bare loop does what ucx_perftest does (tests tag_bw and tag_lat), with the library that
+// the transport uses.
 //
 //   bench_transport [ADDRESS [any]]     (127.0.0.1)
 //
-// The bare loop, too, asks UCX to report peers that die, so that both take the same
-// route; with `any` it takes whatever is fastest without that.
+// The bare loop also asks UCX to report dead peers, so that both take the same route;
+// with `any` it takes the fastest route without that.
 //
-// Prints a line a size: MB/s and the ratio to the bare loop for large messages,
-// microseconds one way and the ratio for small ones; each the best of its rounds, since
+// Prints a line per size: MB/s and the ratio to the bare loop for large messages,
+// microseconds one way and the ratio for small ones; each the best of its rounds, because
 // the machine may have other work.
 #include "jaxpp/transport.h"
 
@@ -45,7 +46,7 @@ enum { kSizeCount = sizeof(kSizes) / sizeof(*kSizes), kMostBytes = 64 << 20 };
 typedef struct process {
   uint32_t self;
   int socket;
-  bool any_route;  // of the bare loop
+  bool any_route;  // for the bare loop
   char* data;      // kWindow * kMostBytes
   // Ours
   jpp_transport_t* transport;
@@ -157,7 +158,7 @@ static void receive_ours(process_t* process) {
   jpp_channel_release(process->in, received.slot);
 }
 
-// Of process 0, which sends; process 1 answers once at the end, or each time.
+// Process 0 sends; process 1 answers once at the end, or after each message.
 static void run_ours(process_t* process, const size_row_t* row) {
   int first = process->finished;
   for (int i = 0; i < row->messages; ++i) {
@@ -245,7 +246,7 @@ static void run_bare(process_t* process, const size_row_t* row) {
 // --- Both -----------------------------------------------------------------------------
 
 static void measure(process_t* process, const size_row_t* row) {
-  double a = 1e9, b = 1e9;                          // seconds a message: ours, bare
+  double a = 1e9, b = 1e9;                          // seconds per message: ours, bare
   for (int round = -1; round < kRounds; ++round) {  // the first one warms up
     double begin = now();
     run_bare(process, row);

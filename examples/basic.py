@@ -24,18 +24,19 @@ import optax
 
 import jaxpp.api as jaxpp
 
-# What both steps compute differs in the order of sums inside a kernel alone: XLA fuses the
-# operations of a stage otherwise than those of the whole model. Each such rounding is half a
-# unit of the dtype's precision (2**-24, 2**-11, 2**-8); a few tens of them follow one another
-# through the layers and the steps. Weights, gradients' sums and the loss are float32 always.
+# The two steps differ only in the order of sums inside a kernel: XLA fuses the operations
+# of a stage differently from those of the whole model. Each rounding is half a unit of
+# the dtype's precision (2**-24, 2**-11, 2**-8), and a few tens of them accumulate through
+# the layers and steps. Weights, sums of gradients and the loss are always float32.
 TOLERANCE = {"float32": 1e-5, "float16": 1e-2, "bfloat16": 5e-2}
 
-# Gradients of a mean are about 1 / its number of elements; those below 6e-8 are 0 in float16.
+# Gradients of a mean are about 1 / (number of its elements); values below 6e-8 become 0
+# in float16.
 LOSS_SCALE = {"float32": 1.0, "float16": 256.0, "bfloat16": 1.0}
 
 
 class BertLayer(nn.Module):
-    """Attention and MLP, each added to its input and normalized after that."""
+    """Attention and an MLP, each added to its input and then normalized."""
 
     heads: int
     dtype: jnp.dtype
@@ -67,8 +68,8 @@ class ManualStagesModel(nn.Module):
 
 
 def make_steps(options, model, optimizer, mesh):
-    """The pipelined step and the plain one: (opt_state, params, batch) to the next two, the
-    losses by microbatch and the predictions."""
+    """The pipelined step and the plain one: (opt_state, params, batch) to the next
+    opt_state and params, the losses by microbatch and the predictions."""
     scale = LOSS_SCALE[options.dtype]
 
     def loss_fn(params, microbatch):
@@ -105,7 +106,7 @@ def make_steps(options, model, optimizer, mesh):
 
 
 def train(label, step, options, opt_state, params, batch):
-    """Weights, losses of all steps and the last predictions, as NumPy has them."""
+    """Weights, losses of all steps and the last predictions, as NumPy arrays."""
     tokens = batch.shape[0] * batch.shape[1] * batch.shape[2]
     history = []
     for i in range(options.train_steps):
@@ -121,13 +122,13 @@ def train(label, step, options, opt_state, params, batch):
 def validate(what, actual, expected, tolerance) -> bool:
     """Whether each leaf differs by at most `tolerance` times the norm of the whole tree.
 
-    Not of the leaf: the gradient of a bias of keys is 0 but for rounding, as softmax does not
-    see it.
+    Not the norm of the leaf: the gradient of a key bias is 0 except for rounding, because
+    softmax ignores it.
     """
     norm = float(optax.global_norm(expected))
     differences = jax.tree.map(lambda a, b: np.linalg.norm(a - b) / norm, actual, expected)
     worst = max(jax.tree.leaves(differences))
-    good = bool(worst <= tolerance)  # not so for NaN
+    good = bool(worst <= tolerance)  # false for NaN
     print(f"{what} differ by {worst:.1e}, allowed are {tolerance:.0e}")
     print(f"[*] `{what}` Validation ... {'PASS' if good else 'FAIL'} !")
     return good
@@ -162,7 +163,7 @@ def main() -> None:
     shape = (options.num_ubatches, options.ubatch_size, options.seq_len, options.hidden_size)
     batch = np.random.default_rng(0).normal(size=shape).astype(np.float32)
     start = jax.jit(model.init)(jax.random.key(0), batch[0])
-    # Not Adam, which makes a full step of a gradient that is rounding alone.
+    # Not Adam, which makes a full step of a gradient that is only rounding noise.
     optimizer = optax.sgd(0.1, momentum=0.9)
     steps = make_steps(options, model, optimizer, mesh)
 
@@ -171,7 +172,8 @@ def main() -> None:
         for label, step in zip(("jaxpp", "jax"), steps, strict=True)
     ]
     (params, losses, predictions), (plain_params, plain_losses, plain_predictions) = runs
-    # Of the weights, what training changed: the weights alone would pass untrained.
+    # Compare how training changed the weights: the weights alone would pass without
+    # training.
     change, plain_change = (
         jax.tree.map(lambda new, old: new - np.asarray(old), trained, start)
         for trained in (params, plain_params)

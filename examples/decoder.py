@@ -1,14 +1,14 @@
-"""A decoder of Llama's kind in plain JAX: dense, with a sliding window, or with experts.
+"""A Llama-style decoder in plain JAX: dense, with a sliding window, or with experts.
 
-RMSNorm, rotary positions, grouped-query attention and SwiGLU, as Llama has them; `window`
-makes it Mistral's attention and `experts` Mixtral's layers. `llama.py`, `mistral.py`,
+RMSNorm, rotary positions, grouped-query attention and SwiGLU, as in Llama; `window`
+selects Mistral's attention and `experts` Mixtral's layers. `llama.py`, `mistral.py`,
 `mixtral.py` and `moe.py` train it.
 
-Each token goes to the two experts that its router likes best. Routing "top2" gives an expert
-as many places as `capacity` says, and drops from it the tokens that come after them: all
-shapes are then fixed, and XLA finds from the shardings what to send. "dropless" drops none:
-the tokens are sorted by expert and multiplied by `jax.lax.ragged_dot`, whose groups have any
-size; which device has which expert is said by `jax.shard_map`.
+Each token goes to the two experts that its router scores highest. With routing "top2", an
+expert has a fixed number of places, set by `capacity`, and drops the tokens beyond them:
+all shapes are then fixed, and XLA derives communication from the shardings. "dropless"
+drops no tokens: they are sorted by expert and multiplied by `jax.lax.ragged_dot`, whose
+groups can have any size; `jax.shard_map` determines which device has which expert.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import training
 from jax.sharding import PartitionSpec as P
 from training import Model, Place
 
-# Axes of a rank's mesh -> the flags of their sizes, and what they divide.
+# Axes of a rank's mesh -> the flags with their sizes, and what they divide.
 DATA_AND_TENSOR = {"data": "dp", "model": "tp"}
 DATA_AND_TENSOR_RULES = {
     "batch": "data",
@@ -38,19 +38,19 @@ EXPERT = {"expert": "ep"}
 EXPERT_RULES = {"batch": "expert", "expert": "expert"}
 FLAGS = {"dp": "data parallelism", "tp": "tensor parallelism", "ep": "expert parallelism"}
 
-CHOICES = 2  # experts of a token
-BALANCE = 0.01  # the weight of the routers' loss, as Mixtral and Switch Transformers have it
+CHOICES = 2  # experts per token
+BALANCE = 0.01  # the weight of the routers' loss, as in Mixtral and Switch Transformers
 
 
 def normalize(scale, x):
-    """RMSNorm: no mean is subtracted and no bias added."""
+    """RMSNorm, which subtracts no mean and adds no bias."""
     full = x.astype(jnp.float32)
     full = full * jax.lax.rsqrt(jnp.mean(full * full, -1, keepdims=True) + 1e-5)
     return (full * scale).astype(x.dtype)
 
 
 def rotate(x, base: float):
-    """Turns each pair of features of x[batch, position, head, feature] by its position."""
+    """Rotates each pair of features of x[batch, position, head, feature] by its position."""
     half = x.shape[-1] // 2
     angles = jnp.arange(x.shape[1])[:, None] * base ** (-jnp.arange(half) / half)
     cos, sin = jnp.cos(angles)[:, None], jnp.sin(angles)[:, None]
@@ -66,8 +66,9 @@ def swiglu(gate, up):
 
 
 def route(router, x):
-    """The experts of each token of x[..., d], their weights, and the loss that keeps the load
-    even: least where all experts get as many tokens, and as much probability."""
+    """The experts of each token of x[..., d], their weights, and the loss that balances
+    the load: it is smallest when all experts get the same number of tokens and the same
+    probability."""
     probabilities = jax.nn.softmax((x @ router.astype(x.dtype)).astype(jnp.float32))
     weights, chosen = jax.lax.top_k(probabilities, CHOICES)
     weights = weights / weights.sum(-1, keepdims=True)
@@ -79,13 +80,13 @@ def route(router, x):
 
 
 def apply_with_capacity(p, x, weights, chosen, places: int, place: Place):
-    """x[tokens, d] through the experts, of which each takes `places` tokens at most."""
+    """Applies the experts to x[tokens, d]; each takes at most `places` tokens."""
     experts = p["up"].shape[0]
-    # All first choices come before all second ones, so those are dropped first.
+    # All first choices precede all second ones, so second choices are dropped first.
     wanted = jax.nn.one_hot(chosen.T, experts, dtype=jnp.int32)  # [choice, token, expert]
     by_choice = wanted.reshape(-1, experts)
     position = (jnp.cumsum(by_choice, 0) - by_choice).reshape(wanted.shape)
-    taken = jax.nn.one_hot(position, places) * wanted[..., None]  # none beyond the last place
+    taken = jax.nn.one_hot(position, places) * wanted[..., None]  # no place beyond the last
     combine = jnp.einsum("cteq,tc->teq", taken, weights)
     inputs = jnp.einsum("cteq,td->eqd", taken.astype(x.dtype), x)
     inputs = place(inputs, "expert", None, None)
@@ -98,15 +99,18 @@ def apply_with_capacity(p, x, weights, chosen, places: int, place: Place):
 
 
 def apply_dropless(axis: str, p, x, weights, chosen):
-    """Of one device along the mesh's `axis`, which has a part of the experts and of the tokens.
+    """Runs on each device along the mesh's `axis`, which has a part of the experts and of
+    the tokens.
 
-    All tokens are gathered, those of its experts computed, and each device gets the sums of its
-    own tokens back.
+    It gathers all tokens, computes those of its experts, and each device gets the sums of
+    its own tokens back.
     """
     x, weights, chosen = (jax.lax.all_gather(v, axis, tiled=True) for v in (x, weights, chosen))
-    own = p["up"].shape[0]  # experts
+    own = p["up"].shape[0]  # number of its experts
     local = chosen.reshape(-1) - own * jax.lax.axis_index(axis)
-    local = jnp.where((local >= 0) & (local < own), local, own)  # those of others come last
+    local = jnp.where(
+        (local >= 0) & (local < own), local, own
+    )  # tokens of other experts come last
     order = jnp.argsort(local)
     sizes = jnp.bincount(local, length=own + 1)[:own].astype(jnp.int32)
     token = order // CHOICES
@@ -127,13 +131,13 @@ def apply_dropless(axis: str, p, x, weights, chosen):
 
 @dataclasses.dataclass(frozen=True)
 class Decoder(Model):
-    n_kv_heads: int = 2  # of which each serves n_heads / n_kv_heads heads
+    n_kv_heads: int = 2  # each serves n_heads / n_kv_heads heads
     rope_base: float = 10000.0
-    window: int | None = None  # positions that a token sees, itself included; None: all
-    experts: int = 0  # a layer; 0: a dense layer
+    window: int | None = None  # positions that a token sees, including itself; None: all
+    experts: int = 0  # per layer; 0: a dense layer
     routing: str = "top2"
-    capacity: float = 1.25  # places of an expert, times its even share
-    expert_axis: str = "expert"  # of the mesh, for dropless routing
+    capacity: float = 1.25  # places per expert, relative to an even share
+    expert_axis: str = "expert"  # mesh axis for dropless routing
 
     def describe_weights(self) -> dict[str, Any]:
         d, heads, kv, mlp = self.d_model, self.n_heads, self.n_kv_heads, self.mlp_dim
@@ -222,7 +226,7 @@ def main(
     rules: dict[str, str] = DATA_AND_TENSOR_RULES,
     add_flags: Callable[[argparse.ArgumentParser], None] = lambda parser: None,
 ) -> None:
-    """All of a script: its flags, named as the fields of `Decoder`, and the training."""
+    """A whole script: its flags, named after the fields of `Decoder`, and the training."""
     parser = argparse.ArgumentParser(description=description.partition("\n")[0])
     parser.add_argument("--pp", type=int, default=2, help="pipeline ranks")
     for flag in axes.values():

@@ -1,9 +1,9 @@
 """Trains a small transformer as a pipeline, beside plain JAX.
 
 Eight blocks (multi-head attention and MLP, each under remat and jit), adamw, four CPU
-devices: first four stages, then eight stages on the same four. Prints plain JAX's loss
-beside the pipeline's, draws when each rank really ran what, and writes demo-trace.json for
-https://ui.perfetto.dev.
+devices: first four stages, then eight stages on the same four devices. Prints the losses
+of plain JAX and of the pipeline, draws when each rank ran what, and writes
+demo-trace.json for https://ui.perfetto.dev.
 """
 
 from __future__ import annotations

@@ -37,7 +37,9 @@ def apply_mlp(p, x):
 class GPT2(Model):
     def describe_weights(self) -> dict[str, Any]:
         d, heads, mlp = self.d_model, self.n_heads, self.mlp_dim
-        residual = 0.02 / (2 * self.layers) ** 0.5  # what is added once a layer, as GPT-2 does
+        residual = (
+            0.02 / (2 * self.layers) ** 0.5
+        )  # standard deviation of the layers that add to the residual, as in GPT-2
         norm = {"scale": ((d,), ("embed",), None), "bias": ((d,), ("embed",), 0.0)}
         block = {
             "norm_1": norm,
@@ -50,7 +52,11 @@ class GPT2(Model):
             "down_bias": ((d,), ("embed",), 0.0),
         }
         return {
-            "tokens": ((self.vocab_size, d), ("vocab", "embed"), 0.02),  # the head as well
+            "tokens": (
+                (self.vocab_size, d),
+                ("vocab", "embed"),
+                0.02,
+            ),  # also the weights of the head
             "positions": ((self.seq_len, d), (None, "embed"), 0.01),
             "blocks": [block] * self.layers,
             "norm": norm,

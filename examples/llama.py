@@ -2,8 +2,8 @@
 
     python examples/llama.py --pp=2 --dp=2 --tp=2 --train-steps=20
 
-RMSNorm, rotary positions, grouped-query attention and SwiGLU (`decoder.py`). The same steps are
-then done without a pipeline, and the losses compared.
+RMSNorm, rotary positions, grouped-query attention and SwiGLU (`decoder.py`). The same
+steps then run without a pipeline, and the losses are compared.
 """
 
 from __future__ import annotations

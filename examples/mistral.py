@@ -1,9 +1,9 @@
-"""Trains a tiny Mistral as a pipeline: a Llama whose tokens see a window of those before.
+"""Trains a tiny Mistral as a pipeline: a Llama whose attention has a sliding window.
 
     python examples/mistral.py --window=16 --train-steps=20
 
-Through the layers a token still hears of all that went before (`decoder.py`). The same steps
-are then done without a pipeline, and the losses compared.
+Through the layers, a token still depends on all preceding ones (`decoder.py`). The same
+steps then run without a pipeline, and the losses are compared.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Trains a tiny Mixtral as a pipeline: a Llama whose layers have experts, two for each token.
+"""Trains a tiny Mixtral as a pipeline: a Llama whose layers have experts, two per token.
 
     python examples/mixtral.py --experts=4 --train-steps=20
 
-Every device has a part of each expert (--tp); `moe.py` has whole experts on devices of their
-own. The same steps are then done without a pipeline, and the losses compared, of which the
-routers' own loss is a part: it goes from stage to stage beside the activations.
+Every device has a part of each expert (--tp); `moe.py` places whole experts on separate
+devices. The same steps then run without a pipeline, and the losses are compared. They
+include the routers' loss, which passes from stage to stage beside the activations.
 """
 
 from __future__ import annotations

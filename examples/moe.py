@@ -1,12 +1,12 @@
-"""Trains a mixture of experts, whose experts are divided among the devices of a stage.
+"""Trains a mixture of experts whose experts are divided among the devices of a stage.
 
     python examples/moe.py --routing=top2 --experts=4 --ep=2
     python examples/moe.py --routing=dropless --experts=4 --ep=2
 
-Pipeline parallelism is between stages, expert parallelism inside each: its devices share the
-sequences of a microbatch as in data parallelism, and each has its part of the experts, to
-which the tokens of all go. `decoder.py` has both ways to route. The same steps are then done
-without a pipeline, and the losses compared.
+Stages are pipeline-parallel, and the devices inside each stage expert-parallel: they
+share the sequences of a microbatch as in data parallelism, and each device holds a part
+of the experts, to which tokens of all devices go. `decoder.py` has both ways to route.
+The same steps then run without a pipeline, and the losses are compared.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""One GPT-2 with named axes, and what it becomes on meshes of four shapes.
+"""One GPT-2 with named axes, on meshes of four shapes.
 
     python examples/named_axes.py --train-steps=10
 
 The model names the axes of its weights and activations (`describe_weights()` of gpt2.py), and
-one table of rules says which axis of the mesh divides which name. Neither changes from run to
-run: that a run is tensor-parallel, data-parallel, FSDP or a mixture follows from the shape of
-the mesh alone. All are pipelines of --pp stages of four devices each; their losses are the same
-but for rounding.
+one table of rules maps names to mesh axes. Neither changes between runs: the shape of the
+mesh alone makes a run tensor-parallel, data-parallel, FSDP or a mixture. All runs are
+pipelines of --pp stages with four devices each; their losses are equal except for
+rounding.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import training
 import jaxpp.api as jaxpp
 
 # Name of an axis of the model -> axes of the mesh. Weights have no axis "batch" and activations
-# none named "embed", so "fsdp" divides the former by their width and the latter by sequences.
+# no axis "embed", so "fsdp" divides weights by their width and activations by sequences.
 RULES = {
     "batch": ("data", "fsdp"),
     "embed": "fsdp",
@@ -41,7 +41,7 @@ def place(x: jax.Array, *names: str | None) -> jax.Array:
 
 
 def show_weights(model: training.Model, params) -> None:
-    """Two weights of the first block: their axes and what a device has of them."""
+    """Prints two weights of the first block: their axes, and the part on each device."""
     table = model.describe_weights()["blocks"][0]
     for name in ("qkv", "up"):
         shape, names, _ = table[name]

@@ -1,10 +1,11 @@
-"""Trains a small GPT-2 with and without a pipeline, and with one under several schedules.
+"""Trains a small GPT-2 without a pipeline and with pipelines under several schedules.
 
     python examples/pp_vs_no_pp_gpt2_pp_tp_dp.py --mode both --pp=2 --dp=2 --tp=2
 
-`base` is one SPMD program with tensor and data parallelism, whose mesh gives the devices of all
-ranks to data parallelism; `pp` is a pipeline for each of --schedules; `both` compares their
-losses with that of all schedules. It ends with a table of times and losses, and a picture.
+`base` is one SPMD program with tensor and data parallelism, in which the devices of all
+ranks are data-parallel; `pp` is a pipeline for each of --schedules; `both` compares its
+losses with those of all schedules. It ends with a table of times and losses, and a
+picture.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from rich.table import Table
 
 import jaxpp.api as jaxpp
 
-# Those that take more than one stage a rank get two, so that all train the same model.
+# Schedules that require several stages per rank get two, so that all train the same
+# model.
 SCHEDULES = {
     "gpipe": lambda ranks: jaxpp.GPipe(ranks),
     "1f1b": lambda ranks: jaxpp.Std1F1B(ranks),
@@ -64,7 +66,7 @@ def show(options, runs) -> None:
 
 
 def draw(path: str, title: str, times: dict[str, float]) -> None:
-    """A bar for each run, as long as a step takes."""
+    """A bar for each run, whose length is the time of a step."""
     height, left, longest = 22, 130, 400
     picture = Svg(left + longest + 90, (len(times) + 2) * height)
     picture.text(left, height - 6, title)
@@ -101,7 +103,7 @@ def parse_arguments() -> argparse.Namespace:
     ]
     if options.mode != "base" and two_a_rank and options.layers_per_stage % 2:
         parser.error(
-            f"--layers-per-stage={options.layers_per_stage} can not be halved, as the two"
+            f"--layers-per-stage={options.layers_per_stage} cannot be halved, as the two"
             f" stages a rank of {two_a_rank[0]} need"
         )
     return options

@@ -1,12 +1,12 @@
-"""Trains the demo's transformer with a process for each rank, and goes on after a failure.
+"""Trains the demo's transformer with one process per rank, and continues after a failure.
 
     jaxpp launch -n 4 --restarts 1 -- python examples/processes.py --fail-at 7
 
-Each process saves what its rank has of the state, with orbax; when one dies, all are started
-again and take up the last checkpoint that is complete. `--fail-at` kills one process once, to
-show it. Other numbers of processes go on from the same folder (`-n 2`). On SIGTERM, as of a
-cluster that takes its machines back, all processes save the same step and end; the same
-command goes on from there.
+Each process saves its rank's part of the state with orbax; when one dies, all are
+restarted and resume from the last complete checkpoint. `--fail-at` kills one process once
+to demonstrate this. A different number of processes can resume from the same folder (`-n
+2`). On SIGTERM, for example from a cluster that takes its machines back, all processes
+save the same step and end; the same command resumes from there.
 """
 
 from __future__ import annotations

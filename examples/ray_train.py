@@ -1,10 +1,11 @@
-"""Trains the demo's transformer on workers of Ray, and goes on after a failure.
+"""Trains the demo's transformer on Ray workers, and continues after a failure.
 
     python examples/ray_train.py --fail-at 7
 
-The script controls the workers, one a rank, and saves the whole state after each step. When a
-worker dies, it makes the mesh again and takes up the last step that it has saved. `--fail-at`
-kills one worker once, to show it. Ray runs on this machine, or wherever RAY_ADDRESS says.
+The script controls the workers, one per rank, and saves the whole state after each step.
+When a worker dies, it creates the mesh again and resumes from the last saved step.
+`--fail-at` kills one worker once to demonstrate this. Ray runs on this machine, or in the
+cluster that RAY_ADDRESS names.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def file_of(folder: pathlib.Path, step: int) -> pathlib.Path:
 
 
 def save(folder: pathlib.Path, step: int, leaves) -> None:
-    """Brings the leaves here and writes them; never half of them."""
+    """Fetches the leaves and writes them; an incomplete file never replaces the old one."""
     path = file_of(folder, step)
     unfinished = path.with_suffix(".tmp.npz")
     np.savez(unfinished, **{str(i): np.asarray(leaf) for i, leaf in enumerate(leaves)})
@@ -45,7 +46,7 @@ def last_step(folder: pathlib.Path) -> int:
 
 
 def train(folder: pathlib.Path, fail_at: int | None) -> None:
-    mesh = jaxpp.RemoteMpmdMesh(RANKS, (1,), ("data",))  # the only line for Ray
+    mesh = jaxpp.RemoteMpmdMesh(RANKS, (1,), ("data",))  # the only line that is specific to Ray
     schedule = jaxpp.Std1F1B(RANKS)
     step = jaxpp.mpmd_jit_with_loop(
         partial(pipelined_step, schedule=schedule), mpmd_mesh=mesh, donate_argnums=0
@@ -62,7 +63,7 @@ def train(folder: pathlib.Path, fail_at: int | None) -> None:
         print(f"step {number:2}  loss {float(loss):.7f}", flush=True)
         save(folder, number, jax.tree.leaves(state))
         if number == fail_at:
-            _, process = mesh.processes[1]  # on this machine
+            _, process = mesh.processes[1]  # the worker runs on this machine
             os.kill(process, signal.SIGKILL)
 
 

@@ -1,17 +1,19 @@
-"""A pipeline as one SPMD program beside one of tasks, and the work that is lost in it.
+"""Compares a pipeline in one SPMD program with one of tasks, and counts the wasted work.
 
     python examples/spmd_pipeline.py --pp=4 --num-ubatches=8
 
-In one SPMD program all ranks do the same at any time. The stages are a leading axis of all
-weights, divided among the ranks; in each turn `vmap` applies every stage to what it holds,
-and a shift along that axis hands it on. Until the first microbatch has come to the last
-stage, and after the last one has left the first, stages compute what nobody uses. All forward
-turns come before all backward ones, so that what they keep grows with the microbatches,
-unless stages are rematerialised (--spmd-remat), which costs one more forward. The pipeline of
-tasks runs 1F1B on the same weights: ranks idle instead, and keep a microbatch a stage.
+In one SPMD program, all ranks do the same at any time. The stages are a leading axis of
+all weights, divided among the ranks; in each turn, `vmap` applies every stage to its
+data, and a shift along that axis passes the result on. Until the first microbatch has
+reached the last stage, and after the last one has left the first, stages compute results
+that are not used. All forward turns come before all backward ones, so that the kept
+activations grow with the number of microbatches, unless stages are rematerialised
+(--spmd-remat), which costs one more forward. The pipeline of tasks runs 1F1B on the same
+weights: ranks idle instead, and keep one microbatch per stage.
 
-The script trains both, and without a pipeline, and compares the losses. It counts the FLOPs
-of each program, says beside them what `jaxpp simulate --spmd` expects, and draws both.
+The script trains with both, and without a pipeline, and compares the losses. It counts
+the FLOPs of each program, prints them beside the prediction of `jaxpp simulate --spmd`,
+and draws both.
 """
 
 from __future__ import annotations
@@ -98,7 +100,7 @@ def spmd_step(params, xs, targets, *, remat: bool, unroll: bool = False):
 
     def loss_fn(params):
         def turn(held, t):
-            """held[stage]: what the stage has made in the turn before."""
+            """held[stage]: the stage's result of the previous turn."""
             entering = xs[jnp.minimum(t, microbatches - 1)]
             held = jnp.roll(held, 1, axis=0).at[0].set(entering)
             held = jax.lax.with_sharding_constraint(run(params, held), P("stage"))
@@ -135,7 +137,7 @@ def mpmd_step(params, xs, targets, *, schedule):
 
 
 def train(name: str, step, options, params, xs, targets) -> np.ndarray:
-    """The losses of all steps; also prints the processor's seconds, of all ranks together."""
+    """Returns the losses of all steps; also prints the CPU seconds of all ranks together."""
     tokens, losses, seconds = xs.shape[0] * xs.shape[1] * xs.shape[2], [], []
     for i in range(options.train_steps):
         start, busy = time.perf_counter(), time.process_time()
@@ -152,7 +154,8 @@ def train(name: str, step, options, params, xs, targets) -> np.ndarray:
 
 
 def count_flops(step, *arguments) -> float:
-    """As XLA counts them, in loops that are unrolled: of a loop it counts one turn."""
+    """FLOPs as XLA counts them, with unrolled loops, because XLA counts only one turn of
+    a loop."""
     return jax.jit(partial(step, unroll=True)).lower(*arguments).cost_analysis()["flops"]
 
 
@@ -167,7 +170,8 @@ def simulate(name: str, options, *flags: str) -> dict:
 
 
 def report(options, params, xs, targets) -> float:
-    """Prints what each program computes; how far what is lost is from the simulation."""
+    """Prints what each program computes; returns how far the wasted work differs from the
+    simulation."""
     useful = count_flops(plain_step, params, xs, targets)
     kept = count_flops(partial(spmd_step, remat=False), params, xs, targets)
     again = count_flops(partial(spmd_step, remat=True), params, xs, targets)
@@ -209,7 +213,7 @@ def mpmd_tasks(options):
     for event in simulate("1f1b", options, "--trace")["traceEvents"]:
         if event["ph"] == "X":
             label = str(event["args"]["microbatch"])
-            unit = 1000  # a unit of time is a millisecond there
+            unit = 1000  # there, a unit of time is a millisecond
             span = (event["ts"] / unit, event["dur"] / unit)
             yield event["tid"], *span, event["cat"], label
 

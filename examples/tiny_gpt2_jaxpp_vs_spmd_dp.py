@@ -2,9 +2,10 @@
 
     python examples/tiny_gpt2_jaxpp_vs_spmd_dp.py --system=both --pp=2 --dp=1 --tp=4
 
-Eight devices by default. Data parallelism divides the whole batch among all of them; the
-pipeline has --num-ubatches microbatches, and --dp times --tp devices a stage. Both learn the
-same batch by heart, so their losses are the same but for rounding, which is checked.
+It uses eight devices by default. Data parallelism divides the whole batch among all of
+them; the pipeline has --num-ubatches microbatches, and --dp times --tp devices per stage.
+Both train on the same batch, so their losses must be equal except for rounding, which the
+script checks.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import training
 
 import jaxpp.api as jaxpp
 
-PROFILE_FROM, PROFILE_TO = 10, 20  # steps; after them the time of a step is averaged
+PROFILE_FROM, PROFILE_TO = 10, 20  # steps; the time of the steps after them is averaged
 
 
 def log_profile(what: str, name: str) -> None:
@@ -30,9 +31,10 @@ def log_profile(what: str, name: str) -> None:
 
 
 def train(name: str, step, options, state, batch) -> np.ndarray:
-    """Prints the progress of --train-steps steps and the average time; gives the losses."""
+    """Prints the progress of --train-steps steps and the average time; returns the
+    losses."""
     total = options.train_steps
-    first = PROFILE_TO if total > PROFILE_TO else 0  # of the average
+    first = PROFILE_TO if total > PROFILE_TO else 0  # first step of the average
     tokens = training.count_tokens(batch)
     *state, loss = step(*state, batch)
     print(f"[{name} warmup] loss_sum={float(loss):.6f}", flush=True)

@@ -1,8 +1,9 @@
-"""What the scripts that train language models share: the steps, the flags and the comparison.
+"""Code that the scripts for language models share: the steps, the flags and the
+comparison.
 
-A model is a `Model`: a table of its weights, with the names of their axes, and its loss. What a
-name means on a mesh is said by rules, name to mesh axis, from which the sharding of each weight
-follows. `gpt2.py` and `decoder.py` have the models.
+A model is a `Model`: a table of its weights, with the names of their axes, and its loss.
+Rules, from name to mesh axis, say what a name means on a mesh, and determine the sharding
+of each weight. `gpt2.py` and `decoder.py` have the models.
 """
 
 from __future__ import annotations
@@ -26,12 +27,14 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import jaxpp.api as jaxpp
 
-# How far two ways to train may be apart in their losses, as a part of the loss. They round
-# otherwise (by 2**-24 and 2**-8), and training makes more of that with each step, the more so
-# with Adam, whose steps do not get smaller with the gradients.
+# The relative difference of the losses that two ways to train may have. They round
+# differently (by 2**-24 and 2**-8), and training amplifies this with each step,
+# especially with Adam, whose steps do not shrink with the gradients.
 TOLERANCE = {"float32": 1e-4, "bfloat16": 3e-2}
 
-Place = Callable[..., jax.Array]  # (activation, *names of its axes) -> the same, sharded so
+Place = Callable[
+    ..., jax.Array
+]  # (activation, *names of its axes) -> the activation with that sharding
 
 
 def place_nowhere(x: jax.Array, *_names: str | None) -> jax.Array:
@@ -40,9 +43,9 @@ def place_nowhere(x: jax.Array, *_names: str | None) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    """The sizes, and what a model says of itself.
+    """The sizes of a model, and its description.
 
-    Between its layers flows a tree, "x" below: an activation, or several values.
+    A tree, "x" below, passes between its layers: an activation, or several values.
     """
 
     layers: int
@@ -55,7 +58,7 @@ class Model:
 
     def describe_weights(self) -> dict[str, Any]:
         """The tree of weights; a leaf is (shape, names of its axes, initial scale or None for
-        ones). "blocks" is a list of the layers'."""
+        ones). "blocks" is a list with the weights of each layer."""
         raise NotImplementedError
 
     def embed(self, params, tokens, place: Place) -> Any:
@@ -63,15 +66,16 @@ class Model:
         raise NotImplementedError
 
     def apply_block(self, p, x, place: Place) -> Any:
-        """The x after a layer of weights p."""
+        """The x after a layer with weights p."""
         raise NotImplementedError
 
     def head(self, params, x) -> tuple[jax.Array, Any]:
-        """Logits, and what is added to the loss."""
+        """Logits, and the term that is added to the loss."""
         raise NotImplementedError
 
     def loss(self, params, tokens, stages: int, place: Place) -> jax.Array:
-        """The mean loss of the next token; the model is cut into `stages` equal stages."""
+        """The mean loss of the next token; the model is divided into `stages` equal
+        stages."""
         inputs, labels = tokens[:, :-1], tokens[:, 1:]
         x = self.embed(params, inputs, place)
         for i, p in enumerate(params["blocks"]):
@@ -108,14 +112,15 @@ def weight_specs(model: Model, rules: Mapping[str, Any]) -> Any:
 
 
 def make_batch(model: Model, global_batch: int, num_ubatches: int) -> np.ndarray:
-    """Random tokens [microbatches, sequences, length + 1], which a model can learn by heart."""
+    """Random tokens [microbatches, sequences, length + 1], which a model can memorise."""
     shape = (num_ubatches, global_batch // num_ubatches, model.seq_len + 1)
     rng = np.random.default_rng(0)
     return rng.integers(0, model.vocab_size, shape, dtype=np.int32)
 
 
 def make_gradient(model: Model, params, num_ubatches: int, stages: int, place: Place):
-    """Of one microbatch, so that the sum over all of them is that of the mean."""
+    """The gradient of one microbatch, scaled so that the sum over all microbatches is the
+    gradient of the mean."""
 
     def scaled_loss(params, tokens):
         return model.loss(params, tokens, stages, place) / num_ubatches
@@ -129,7 +134,7 @@ def apply_gradient(optimizer, params, opt_state, grads):
 
 
 def pipelined_step(model, optimizer, mesh, schedule, rules, place: Place = place_nowhere):
-    """(params, opt_state, batch) -> (params, opt_state, loss), a stage on each rank."""
+    """(params, opt_state, batch) -> (params, opt_state, loss), with a stage on each rank."""
 
     def step(params, opt_state, batch):
         gradient = make_gradient(model, params, len(batch), schedule.num_stages, place)
@@ -141,7 +146,7 @@ def pipelined_step(model, optimizer, mesh, schedule, rules, place: Place = place
 
 
 def plain_step(model, optimizer, mesh: Mesh, rules, place: Place = place_nowhere):
-    """The same as one SPMD program over all devices of the mesh."""
+    """The same as one SPMD program on all devices of the mesh."""
 
     def step(params, opt_state, batch):
         gradient = make_gradient(model, params, len(batch), 1, place)
@@ -198,14 +203,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def check_multiple(parser, options, flag: str, factor: int, meaning: str) -> None:
-    """Ends the script with a line if the flag's number can not be divided so."""
+    """Ends the script with a message if the flag's number is not a multiple of `factor`."""
     number = getattr(options, flag.replace("-", "_"))
     if number % factor:
         parser.error(f"--{flag}={number} is not a multiple of {factor}, {meaning}")
 
 
 def check_arguments(parser: argparse.ArgumentParser, options, dp: int, tp: int) -> None:
-    """Ends the script with a line if the numbers do not go together."""
+    """Ends the script with a message if the numbers are inconsistent."""
     check = partial(check_multiple, parser, options)
     check("global-batch", options.num_ubatches * dp, "microbatches times data parallelism")
     for flag in ("n-heads", "mlp-dim", "vocab-size"):
@@ -214,7 +219,7 @@ def check_arguments(parser: argparse.ArgumentParser, options, dp: int, tp: int) 
 
 
 def to_model(kind: type[Model], options: argparse.Namespace) -> Model:
-    """Of that kind, with the layers and sizes of the flags."""
+    """A model of this kind, with the layers and sizes of the flags."""
     same = [f.name for f in dataclasses.fields(kind) if hasattr(options, f.name)]
     given = {name: getattr(options, name) for name in same}
     return kind(layers=options.pp * options.layers_per_stage, **given)
@@ -226,12 +231,13 @@ def print_progress(name: str, done: int, total: int, loss: float, tokens_per_s: 
 
 
 def count_tokens(batch: np.ndarray) -> int:
-    """Those that are predicted in a step."""
+    """The number of tokens that a step predicts."""
     return batch.shape[0] * batch.shape[1] * (batch.shape[2] - 1)
 
 
 def train(name: str, step, options, model: Model, optimizer):
-    """Weights, losses, median milliseconds a step (but for the first two, which compile)."""
+    """Weights, losses, median milliseconds per step (without the first two, which
+    compile)."""
     params = init(model, jax.random.key(0))
     state = (params, optimizer.init(params))
     batch = make_batch(model, options.global_batch, options.num_ubatches)
@@ -248,14 +254,16 @@ def train(name: str, step, options, model: Model, optimizer):
 
 
 def agree(dtype: str, losses: np.ndarray, others: np.ndarray) -> tuple[bool, float]:
-    """Whether two lists of losses are the same but for rounding, and how far they are apart."""
+    """Whether two lists of losses are equal except for rounding, and their largest
+    difference."""
     apart = float(np.max(np.abs(losses - others) / np.abs(others)))
     return bool(apart <= TOLERANCE[dtype]), apart
 
 
 def compare(options, model: Model, rules, axes: dict[str, int]) -> None:
-    """Trains the model as a pipeline, whose ranks have a mesh of these axes, and on the mesh of
-    one rank without a pipeline. Ends the script with an error if the losses differ."""
+    """Trains the model as a pipeline whose ranks have a mesh of these axes, and without a
+    pipeline on the mesh of one rank. Ends the script with an error if the losses differ.
+    """
     shape = (options.pp, *axes.values())
     jax.config.update("jax_num_cpu_devices", int(np.prod(shape)))
     devices = np.array(jax.devices()[: int(np.prod(shape))]).reshape(shape)
@@ -272,7 +280,7 @@ def compare(options, model: Model, rules, axes: dict[str, int]) -> None:
     plain = plain_step(model, optimizer, rank, rules, place)
 
     def plain_on_rank(*args):
-        with jax.set_mesh(rank):  # which constraints and shard_map mean
+        with jax.set_mesh(rank):  # for constraints and shard_map
             return plain(*args)
 
     _, expected, _ = train("plain", plain_on_rank, options, model, optimizer)

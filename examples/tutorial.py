@@ -4,9 +4,9 @@
     python examples/tutorial.py --width=256 --seq-len=128 --batch-size=16
 
 A transformer trains under FSDP as one SPMD program, then as a pipeline of as many stages as
-ranks, then of as many stages as layers. On the way the script prints what it makes: the mesh,
-the arrays and where they lie, the schedules, the program, and when each rank ran what. There is
-a script and a notebook of this; `tools/notebook.py` makes `tutorial.ipynb` of `tutorial.py`.
+ranks, then of as many stages as layers. The script prints the mesh, the arrays and their ranks,
+the schedules, the program, and when each rank ran which task. `tools/notebook.py` converts this
+script, `tutorial.py`, to the notebook `tutorial.ipynb`.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ print(mesh)
 
 # %% [markdown]
 # ### The model
-# A block is under `remat` and `jit`, as it would be in a large model. `num_stages` is there for
-# the pipeline; with one stage the model is the plain one, as a mark does nothing outside of it.
+# A block is under `remat` and `jit`, as in a large model. `num_stages` is for the pipeline;
+# with one stage this is the plain model, because a mark has no effect outside a pipeline.
 
 
 # %%
@@ -179,8 +179,8 @@ runs = {"FSDP": train_with_progress(compiled, jax.device_put(inputs, in_sharding
 
 # %% [markdown]
 # ### The pipelined step
-# `treduce` takes the place of the scan: it is told which schedule to run, and how to reduce
-# what the microbatches give.
+# `treduce` takes the place of the scan. Its arguments are the schedule, and the operation that
+# reduces the results of the microbatches.
 
 
 # %%
@@ -197,7 +197,7 @@ def train_step(state, xs, targets, schedule):
 
 # %% [markdown]
 # ### The mesh
-# One axis counts the ranks of the pipeline; each rank has a mesh of its own of what is left.
+# One axis indexes the ranks of the pipeline; the other axes form the mesh of each rank.
 
 # %%
 devices = np.array(jax.devices())[:NUM_STAGES].reshape(NUM_STAGES, -1)
@@ -228,7 +228,7 @@ runs["pipeline"] = train_with_progress(pp_train_step, pp_inputs)
 
 # %% [markdown]
 # ### The arrays
-# Weights lie on the rank of their stage alone. The count of steps is needed by all.
+# Weights are only on the rank of their stage. All ranks need the step count.
 
 
 # %%
@@ -246,8 +246,8 @@ show_arrays(runs["pipeline"][0])
 
 # %% [markdown]
 # ### Schedules
-# A schedule is a list of tasks for each rank. The last rank runs a forward and the backward
-# after it as one task.
+# A schedule is a list of tasks for each rank. The last rank runs each forward and its backward
+# as one task.
 
 
 # %%
@@ -261,7 +261,8 @@ show_tasks(NUM_STAGES, NUM_STAGES - 1)
 
 # %% [markdown]
 # ### The program
-# What each rank runs, with all transfers and deletions; here from the first forward on.
+# The program lists what each rank runs, with all transfers and deletions; this part begins with
+# the first forward.
 
 # %%
 lines = str(pp_train_step.closed_jaxpr).splitlines()
@@ -270,8 +271,8 @@ print("\n".join(line[:120] for line in lines[max(0, first - 10) : first + 20]))
 
 # %% [markdown]
 # ### The interleaved pipeline
-# With a stage a layer, each rank has several stages that are not neighbours. Its first task
-# comes sooner, and it idles less.
+# With one stage per layer, each rank has several stages that are not neighbours. Its first task
+# starts earlier, and it idles less.
 
 # %%
 show_tasks(NUM_LAYERS, 0)
@@ -283,7 +284,7 @@ show_arrays(runs["interleaved"][0])
 
 # %% [markdown]
 # ### Profile
-# When each rank really ran what. The file is for https://ui.perfetto.dev.
+# The profile shows when each rank ran which task. The file is for https://ui.perfetto.dev.
 
 
 # %%
@@ -302,8 +303,8 @@ profile("interleaved", interleaved_step, interleaved_inputs)
 
 # %% [markdown]
 # ### The comparison
-# The losses are the same but for rounding. The times say little about accelerators where all
-# devices share the cores of one machine.
+# The losses are equal except for rounding. If all devices share the cores of one machine, the
+# times say little about accelerators.
 
 # %%
 print(f"\n{'step':>11}" + "".join(f"{label:>14}" for label in runs))

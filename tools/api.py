@@ -2,9 +2,9 @@
 
     api.py ROOT [--check]
 
-The names are those of `jaxpp.api`. Reads the sources without importing them: signatures stand
-as they are written, whatever the versions of Python and JAX. A chapter a module, in the order
-of CHAPTERS.
+The names are those of `jaxpp.api`. It reads the sources without importing them, so
+signatures appear as written, whatever the versions of Python and JAX. Each module becomes
+a chapter, in the order of CHAPTERS.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import sys
 
 from generated import write_or_check
 
-# The modules that `jaxpp.api` takes its names from, as a reader meets them.
+# The modules that define the names of `jaxpp.api`, in the order of the page.
 CHAPTERS = {
     "jaxpp.mesh": "Meshes and shardings",
     "jaxpp.remote.mesh": "Meshes of workers",
@@ -40,7 +40,7 @@ CHAPTERS = {
     "jaxpp.run.compiled": "A compiled step",
     "jaxpp.plan.costs": "What a step costs",
 }
-# What calls of these names give, which nobody imports.
+# Classes that nobody imports: calls of these names return them.
 GIVEN = {
     "jaxpp.step": ["MpmdFunction", "TracedStep", "LoweredStep"],
     "jaxpp.experimental.mpmd": ["mpmd", "task", "transfer", "stack", "slice", "LoweredMpmdFun"],
@@ -70,7 +70,7 @@ Definition = ast.ClassDef | ast.FunctionDef
 
 
 def public_names(root: pathlib.Path) -> dict[str, list[str]]:
-    """The names of `jaxpp.api` by the module that they come from."""
+    """The names of `jaxpp.api` by the module that defines them."""
     tree = ast.parse((root / "python/jaxpp/api.py").read_text())
     return {
         node.module: [alias.name for alias in node.names]
@@ -119,7 +119,7 @@ def _prose(node: Definition) -> list[str]:
     text = ast.get_docstring(node)
     if not text:
         return []
-    # The parts of a docstring that have a title and an indented body become lists.
+    # Turns the parts of a docstring with a title and an indented body into lists.
     lines = []
     for line in text.splitlines():
         title = re.fullmatch(r"(Args|Returns|Raises|Attributes|Yields):", line)
@@ -134,8 +134,8 @@ def _prose(node: Definition) -> list[str]:
 
 
 def _with_bases(node: ast.ClassDef, found: dict[str, ast.stmt]) -> list[ast.ClassDef]:
-    """A class and those of the same module that it has its members from, in Python's order: a
-    class that several of them have comes after all of these."""
+    """A class and its bases in the same module, in Python's order: a base that several of
+    them share comes after all of these."""
     above = [found.get(ast.unparse(base)) for base in node.bases]
     paths = [_with_bases(base, found) for base in above if isinstance(base, ast.ClassDef)]
     order = [node, *(base for path in paths for base in path)]
@@ -143,7 +143,8 @@ def _with_bases(node: ast.ClassDef, found: dict[str, ast.stmt]) -> list[ast.Clas
 
 
 def _constructor(node: ast.ClassDef, found: dict[str, ast.stmt]) -> ast.FunctionDef | None:
-    """Its own `__init__`, or the one that it has from a class of the same module."""
+    """The class's `__init__`, or the one that it inherits from a class of the same
+    module."""
     for one in _with_bases(node, found):
         for member in one.body:
             if isinstance(member, ast.FunctionDef) and member.name == "__init__":
@@ -152,7 +153,7 @@ def _constructor(node: ast.ClassDef, found: dict[str, ast.stmt]) -> ast.Function
 
 
 def _command_name(node: ast.ClassDef) -> list[str]:
-    """What the command calls a built-in schedule."""
+    """The command's name for a built-in schedule."""
     for member in node.body:
         if isinstance(member, ast.Assign) and _names_of(member) == ["core_name"]:
             return [f"`jaxpp schedule` calls it `{ast.literal_eval(member.value)}`.", ""]
@@ -160,7 +161,7 @@ def _command_name(node: ast.ClassDef) -> list[str]:
 
 
 def examples(root: pathlib.Path) -> dict[str, list[str]]:
-    """The example of each name, from the script that has them all."""
+    """The example of each name, from the script that contains all of them."""
     script = (root / "docs/api_examples.py").read_text()
     found: dict[str, list[str]] = {}
     for head, code in re.findall(r"^# %% (.*)\n((?:(?!# %%).*\n?)*)", script, re.M):

@@ -26,7 +26,7 @@ def header_order(umbrella: str) -> list[str]:
 
 
 def prose(comment: list[str]) -> str:
-    """A comment as Markdown: paragraphs and lists; what is indented is shown as it is."""
+    """A comment as Markdown: paragraphs and lists; indented lines are shown verbatim."""
     text = "\n".join(re.sub(r"^// ?", "", line).rstrip() for line in comment)
     paragraphs = []
     for paragraph in re.split(r"\n{2,}", text.strip("\n")):
@@ -46,7 +46,8 @@ def body_of(text: str) -> list[str]:
 
 
 def declarations(lines: list[str]) -> list[tuple[list[str], list[str]]]:
-    """(comment, code) of each: a comment begins one, and so does code after an empty line."""
+    """Splits lines into pairs (comment, code): a comment begins a pair, and so does code
+    after an empty line."""
     found: list[tuple[list[str], list[str]]] = [([], [])]
     depth = 0
     for line in lines:

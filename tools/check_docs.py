@@ -1,9 +1,9 @@
-"""Checks that what the documentation names exists, and that its links resolve.
+"""Checks that the names in the documentation exist, and that its links resolve.
 
     check_docs.py ROOT
 
-Prints a line for each offence, PAGE:LINE first, and exits with status 1 if there is any. Pages
-that tools generate are checked for links alone, since their names come from the sources.
+Prints a line for each offence, PAGE:LINE first, and exits with status 1 if there is any.
+For generated pages it checks only the links, since their names come from the sources.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def blocks_of(text: str) -> Iterator[Block]:
 
 
 def anchors_of(text: str) -> set[str]:
-    """The anchors that GitHub gives the page's headings."""
+    """The anchors that GitHub creates for the page's headings."""
     found: dict[str, int] = {}
     anchors = set()
     fenced = False
@@ -90,12 +90,12 @@ def anchors_of(text: str) -> set[str]:
 
 
 class Project:
-    """What the project has: files, make targets, commands, flags, variables, symbols."""
+    """The names of the project: files, make targets, commands, flags, variables, symbols."""
 
     def __init__(self, root: pathlib.Path) -> None:
         self.root = root
         hidden = re.compile(r"build(?:$|-)|dist$|\.(?!ci$|clang|pre-commit)|__pycache__")
-        self.files: list[str] = []  # folders end in a slash
+        self.files: list[str] = []  # names of folders end in a slash
         for folder, folders, files in os.walk(root):
             folders[:] = sorted(name for name in folders if not hidden.match(name))
             here = pathlib.Path(folder).relative_to(root)
@@ -124,7 +124,7 @@ class Project:
         return (self.root / path).read_text(errors="replace")
 
     def places(self, name: str, page: str) -> list[str]:
-        """The files and folders that a name means, as a page in this folder says it."""
+        """The files and folders that a name can mean on a page in this folder."""
         pattern = re.escape(name.rstrip("/")).replace(r"\*", "[^/]*")
         whole = re.compile(rf"(?:.*/)?{pattern}/?")
         found = [f for f in self.files if whole.fullmatch(f)]
@@ -133,7 +133,7 @@ class Project:
         return nearest or found
 
     def python_names(self, module: str) -> set[str]:
-        """What a module of the package defines or imports."""
+        """The names that a module of the package defines or imports."""
         base = self.root / "python" / "jaxpp" / module.replace(".", "/")
         path = base / "__init__.py" if base.is_dir() else base.with_suffix(".py")
         names: set[str] = set()
@@ -147,7 +147,7 @@ class Project:
         return names
 
     def has_python_name(self, parts: list[str]) -> bool:
-        """Whether jaxpp.A.B is a name of the API, or of a module of the package."""
+        """True if jaxpp.A.B is a name of the API, or of a module of the package."""
         if parts[0] in self.python_names("api") | self.python_names(""):
             return True
         if not self.places(f"python/jaxpp/{parts[0]}.py", "") and not self.places(
@@ -160,7 +160,7 @@ class Project:
 
 
 def wrong_path(project: Project, page: str, block: Block, name: str) -> str | None:
-    """The complaint about a name that looks like a file or folder and is not one."""
+    """The message for a name that looks like a file or folder but is not one."""
     file, _, test = name.partition("::")
     file = re.sub(r":\d+$", "", file)
     known = file.startswith(tuple(f"{top}/" for top in TOP.split("|")))
@@ -186,7 +186,7 @@ def wrong_path(project: Project, page: str, block: Block, name: str) -> str | No
 
 
 def wrong_command(project: Project, text: str) -> Iterator[str]:
-    """Commands and flags of jaxpp that do not exist."""
+    """Yields commands and flags of jaxpp that do not exist."""
     for first, second, rest in COMMAND.findall(text):
         name = f"{first} {second}" if f"{first} {second}" in project.commands else first
         if name not in project.commands:
@@ -199,7 +199,7 @@ def wrong_command(project: Project, text: str) -> Iterator[str]:
 
 
 def wrong_names(project: Project, page: str, block: Block) -> Iterator[str]:
-    """Names in the block of things that do not exist."""
+    """Yields names in the block that do not exist."""
     for name in block.names():
         if block.is_code:
             for path in PATH_IN_CODE.findall(name):
@@ -233,7 +233,7 @@ def wrong_names(project: Project, page: str, block: Block) -> Iterator[str]:
 
 
 def wrong_links(project: Project, page: str, whole: str, block: Block) -> Iterator[str]:
-    """Links of the block that lead nowhere; `whole` is the page's text."""
+    """Yields links of the block that lead nowhere; `whole` is the page's text."""
     for target in LINK.findall(re.sub(r"`[^`]*`", "", block.text)):
         if re.match(r"[a-z]+:", target):
             continue
@@ -246,7 +246,7 @@ def wrong_links(project: Project, page: str, whole: str, block: Block) -> Iterat
 
 
 def wrong_in(project: Project, page: str, text: str) -> Iterator[str]:
-    """What is wrong in a page with this text, PAGE:LINE first."""
+    """Yields what is wrong in a page with this text, PAGE:LINE first."""
     for block in blocks_of(text):
         wrong = [] if block.is_code else list(wrong_links(project, page, text, block))
         if page not in LINKS_ONLY:
@@ -255,7 +255,7 @@ def wrong_in(project: Project, page: str, text: str) -> Iterator[str]:
 
 
 def offences(root: pathlib.Path) -> Iterator[str]:
-    """What is wrong in all pages."""
+    """Yields what is wrong in all pages."""
     project = Project(root)
     pages = [file for file in project.files if file.endswith(".md")]
     for page in pages:
@@ -270,7 +270,7 @@ def offences(root: pathlib.Path) -> Iterator[str]:
 
 
 def main() -> int:
-    """Exit status 1 when a page names what does not exist."""
+    """Returns exit status 1 if a page names something that does not exist."""
     found = list(offences(pathlib.Path(sys.argv[1])))
     print("\n".join(found) or "the documentation names what exists")
     return 1 if found else 0

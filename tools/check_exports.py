@@ -1,10 +1,12 @@
-"""Compares what a library exports to what the public headers declare with JPP_API.
+"""Compares the symbols that a library exports with the JPP_API declarations of the public
+headers.
 
     check_exports.py LIBRARY INCLUDE...
 
-Both must be the same: a symbol without a declaration is a private helper that programs
-could come to depend on, a declaration without a symbol does not link. Every symbol has the
-version JAXPP_MAJOR.MINOR (from 1.0 on JAXPP_MAJOR), by which the loader tells libraries apart.
+They must match: a symbol without a declaration is a private helper that programs might
+come to use, and a declaration without a symbol does not link. Every symbol has the
+version JAXPP_MAJOR.MINOR (from 1.0 on JAXPP_MAJOR), so that the loader can tell libraries
+apart.
 """
 
 import pathlib
@@ -18,7 +20,7 @@ DECLARATION = re.compile(r"^JPP_API\b[^;(]*?(\w+)\s*\(", re.MULTILINE)
 
 
 def declared(folders: list[str]) -> dict[str, str]:
-    """Function -> header, of all public headers."""
+    """Maps each function to its header, for all public headers."""
     return {
         name: header.name
         for folder in folders
@@ -28,7 +30,7 @@ def declared(folders: list[str]) -> dict[str, str]:
 
 
 def exported(library: str) -> dict[str, str]:
-    """Dynamic symbol -> its version, of those that the library defines."""
+    """Maps each dynamic symbol that the library defines to its version."""
     command = ["nm", "--dynamic", "--defined-only", "--format=posix", library]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     rows = [line.split()[:2] for line in done.stdout.splitlines()]
@@ -37,14 +39,14 @@ def exported(library: str) -> dict[str, str]:
 
 
 def abi_version(folders: list[str]) -> str:
-    """What version.h says: MAJOR.MINOR, from 1.0 on MAJOR."""
+    """Reads version.h: MAJOR.MINOR, from 1.0 on MAJOR."""
     header = next(path for f in folders for path in pathlib.Path(f).rglob("version.h"))
     parts = dict(re.findall(r"#define JPP_VERSION_(MAJOR|MINOR) (\d+)", header.read_text()))
     return parts["MAJOR"] if parts["MAJOR"] != "0" else f"0.{parts['MINOR']}"
 
 
 def main() -> int:
-    """Exit status 1 when the two sets differ."""
+    """Returns exit status 1 if the two sets differ."""
     functions, symbols = declared(sys.argv[2:]), exported(sys.argv[1])
     found = [f"{name}: exported, but no public header declares it" for name in symbols]
     found = sorted(line for line in found if line.split(":")[0] not in functions)

@@ -1,10 +1,10 @@
 """Compiles each public header by itself, as C and as C++.
 
-Only the folders of public headers are on the path: that is all that an installation has.
+Only the folders of public headers are on the include path, as in an installation.
 
     check_headers.py INCLUDE GENERATED COMPILER [ARGUMENT ...]
 
-INCLUDE has the headers that are written, GENERATED those that a build makes.
+INCLUDE holds the headers of the source tree, GENERATED the headers that a build makes.
 """
 
 import pathlib
@@ -15,7 +15,7 @@ LANGUAGES = {"c": ["-std=c11", "-Wstrict-prototypes"], "c++": ["-std=c++17"]}
 
 
 def check(header: str, paths: list[str], compiler: list[str]) -> list[str]:
-    """The complaints of the compiler, one text for each language that has any."""
+    """The compiler's errors, one text for each language that has any."""
     complaints = []
     for language, flags in LANGUAGES.items():
         done = subprocess.run(
@@ -32,7 +32,7 @@ def check(header: str, paths: list[str], compiler: list[str]) -> list[str]:
 
 
 def main() -> int:
-    """Exit status 1 when a header does not stand alone."""
+    """Returns exit status 1 if a header does not compile by itself."""
     paths, compiler = sys.argv[1:3], sys.argv[3:]
     headers = sorted(
         str(header.relative_to(path))

@@ -1,12 +1,13 @@
-"""Uses the C library as a stranger does: installed by `make install`, found by pkg-config.
+"""Uses the C library as other projects do: installed by `make install`, found by
+pkg-config.
 
     check_installed.py
 
-The installation is moved to another folder first, which must not matter. Both programs of
-examples/c are built there as C and as C++, and what they print is compared to the same
-training in plain Python. A CMake project is built against the shared and the static library.
-Nothing that only tests and benchmarks use may be there.
-Exit status 1 with a line for each thing that is wrong.
+It moves the installation to another folder first, which must not matter. There it builds
+both programs of examples/c as C and as C++, and compares their output with the same
+training in plain Python. It builds a CMake project with the shared and with the static
+library. The installation must not contain code of tests and benchmarks. The exit status
+is 1, with a line for each error, if anything is wrong.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ def call(*command: str | pathlib.Path, **environment: str) -> str:
 
 
 def install(folder: pathlib.Path) -> pathlib.Path:
-    """The root of an installation that was made for another folder."""
+    """Installs for another folder and returns the root of the installation."""
     venv = pathlib.Path(sys.executable).parent.parent
     call(
         "make",
@@ -96,7 +97,7 @@ def install(folder: pathlib.Path) -> pathlib.Path:
 
 
 def losses() -> list[float]:
-    """What plan_and_run must print: each element is a regression by itself."""
+    """The losses that plan_and_run must print: each element is a separate regression."""
     totals = [0.0] * STEPS
     for column in range(WIDTH):
         rows = [(row * WIDTH + column) % 5 for row in range(MICROBATCHES)]
@@ -110,7 +111,8 @@ def losses() -> list[float]:
 
 
 def plan_and_run_complaints(program: pathlib.Path, env: dict[str, str]) -> list[str]:
-    """1F1B and a schedule with split backwards train alike, under their own bubbles."""
+    """1F1B and a schedule with split backwards compute the same losses and report their
+    bubbles."""
     found = []
     plugin = lammps_jax_pjrt_cpu.PLUGIN_PATH
     for schedule, bubble in {"1f1b": "3 of 15", "zb-h1": "1 of 13"}.items():
@@ -127,7 +129,7 @@ def plan_and_run_complaints(program: pathlib.Path, env: dict[str, str]) -> list[
 
 
 def own_schedule_complaints(program: pathlib.Path, env: dict[str, str]) -> list[str]:
-    """The callback's rows are those of the built-in 1F1B; what can not run is refused."""
+    """The callback's rows equal the built-in 1F1B, and rows that cannot run are refused."""
     text = call(program, "3", "4", **env)
     picture = ["012....aa3bb.cc.dd", ".01..aa2bb3cc.dd..", "..0aa1bb2cc3dd...."]
     rows = re.findall(r"^rank +\d  (\S+)$", text, re.M)
@@ -143,8 +145,8 @@ def own_schedule_complaints(program: pathlib.Path, env: dict[str, str]) -> list[
 def other_version_complaints(
     folder: pathlib.Path, root: pathlib.Path, flags: list[str], version: str
 ) -> list[str]:
-    """The loader refuses a program that was linked with another minor version: by the name
-    of the file, and where a file of another version has that name, by its symbols."""
+    """The loader refuses a program that was linked with another minor version: by the
+    file's name, or by its symbols if a file of another version has that name."""
     major, minor, _ = version.split(".")
     abi = f"0.{minor}" if major == "0" else major
     wanted = f"libjaxpp.so.{abi}"
@@ -176,7 +178,7 @@ def other_version_complaints(
 def cmake_complaints(
     folder: pathlib.Path, root: pathlib.Path, search: dict[str, str], version: str
 ) -> list[str]:
-    """Programs of a CMake project run; the static one needs no library of ours."""
+    """Programs of a CMake project run; the static one needs no library of this project."""
     place = folder / "cmake"
     place.mkdir()
     (place / "ask.c").write_text(ASK)
@@ -194,7 +196,7 @@ def cmake_complaints(
 
 
 def only_tests_complaints(root: pathlib.Path) -> list[str]:
-    """Files that only tests and benchmarks use, and files that hold such code."""
+    """Finds files that only tests and benchmarks use, and files that contain such code."""
     files = [path for path in root.rglob("*") if path.is_file()]
     return [
         f"{path.relative_to(root)} is for tests and benchmarks only"
@@ -207,7 +209,7 @@ CHECKS = {"plan_and_run": plan_and_run_complaints, "own_schedule": own_schedule_
 
 
 def complaints(folder: pathlib.Path) -> list[str]:
-    """Everything that is wrong with an installation that is made in `folder`."""
+    """Makes an installation in `folder` and returns everything that is wrong with it."""
     root = install(folder)
     env = {"LD_LIBRARY_PATH": str(root / "lib")}
     found = []
@@ -230,7 +232,7 @@ def complaints(folder: pathlib.Path) -> list[str]:
 
 
 def main() -> int:
-    """Exit status 1 when anything is wrong."""
+    """Returns exit status 1 if anything is wrong."""
     with tempfile.TemporaryDirectory() as folder:
         found = complaints(pathlib.Path(folder))
     print("\n".join(found) or f"{len(PROGRAMS)} programs work as {' and as '.join(LANGUAGES)}")

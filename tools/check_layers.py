@@ -1,4 +1,5 @@
-"""Checks what a compiler does not: who may include whom, and who may call what.
+"""Checks rules that a compiler does not: which layer may include which, and which calls
+it may make.
 
     check_layers.py ROOT
 
@@ -9,7 +10,7 @@ import pathlib
 import re
 import sys
 
-# The way of the data: each layer may include those before it.
+# The path of the data: each layer may include those before it.
 ORDER = ["base", "task", "schedule", "graph", "partition", "program", "check", "plan", "advise"]
 PLANNER = [*ORDER, "simulate", "search", "predict"]
 
@@ -18,14 +19,14 @@ def before(layer: str) -> list[str]:
     return ORDER[: ORDER.index(layer)]
 
 
-# What each layer may include besides itself. A layer is a folder of src/ and the public
-# headers that are named like it.
+# The layers that each layer may include besides itself. A layer is a folder of src/ with
+# the public headers of the same name.
 ALLOWED = {
     **{layer: before(layer) for layer in ORDER},
-    # Beside the way: a schedule's time, and a better one.
+    # Not on that path: timing a schedule, and searching for a better one.
     "simulate": ["base", "task", "schedule"],
     "search": ["base", "task", "schedule", "simulate"],
-    # When a plan's tasks run.
+    # Predicts when a plan's tasks run.
     "predict": before("check"),
     "plan": [*before("plan"), "search"],
     "advise": [*before("advise"), "simulate", "search"],
@@ -35,16 +36,17 @@ ALLOWED = {
     "job": ["base"],
     "flight": ["base"],
     "runtime": [*before("plan"), "device", "array", "transport", "job", "flight"],
-    # A plan that travels, and the step that it becomes.
+    # Saved plans, and steps made from them.
     "planfile": [*before("plan"), "plan", "device", "array", "runtime"],
-    # Steps in JAX's profiles.
+    # Steps in the profiles of JAX.
     "profile": [*before("plan"), "device", "array", "runtime"],
-    # Read by none but those outside.
+    # Only code outside the library includes it.
     "view": [*PLANNER, "device", "array", "transport", "runtime"],
 }
-# Who stands outside sees the public headers and its own folder, as anybody's program does.
+# Code outside the library sees the public headers and its folder, as any user's program
+# does.
 OUTSIDE = ["cli", "python", "examples"]
-# jansson is no part of the public headers, and the command prints JSON.
+# Public headers do not include jansson, and the command prints JSON.
 EXCEPTIONS = {("cli", "base/json.h")}
 LAYERS = [*ALLOWED, *OUTSIDE]
 BASE_HEADERS = [
@@ -52,29 +54,29 @@ BASE_HEADERS = [
 ]
 # Includes every public header and belongs to no layer: the sources do not use it.
 UMBRELLA = "jaxpp"
-# Calls that only src/base may make: it is the one door to memory and the environment.
+# Only src/base may call these: it alone accesses memory and the environment.
 BASE_CALLS = (
     "malloc calloc realloc free strdup strndup asprintf vasprintf sprintf vsprintf "
     "strcpy strcat atoi atol getenv abort"
 ).split()
 
-# A function of a header, at the beginning of its declaration.
+# A function declaration in a header.
 DECLARED = re.compile(r"^[A-Za-z_][\w *]*?[ *](jpp_\w+)\((?!\*)")
 INCLUDE = re.compile(r'#\s*include\s*["<]([^">]+)[">]')
 CALL = re.compile(r"(?<![\w.>])(" + "|".join(BASE_CALLS) + r")\s*\(")
-# Comments and texts, which keep their line breaks when they are blanked.
+# Comments and string literals; blanking them keeps their line breaks.
 BLANKED = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"', re.DOTALL)
 
 
 def layer_of_header(stem: str) -> str | None:
-    """`schedule_csv` belongs to schedule; None for no layer's header."""
+    """`schedule_csv` belongs to schedule; None if the header belongs to no layer."""
     if stem in BASE_HEADERS:
         return "base"
     return next((name for name in ALLOWED if stem.split("_")[0] == name), None)
 
 
 def layer_of_include(target: str) -> str | None:
-    """The layer of an include path of this project; None for the system's."""
+    """The layer of an include path of this project; None for system headers."""
     parts = pathlib.PurePath(target).parts
     if parts[0] == "jaxpp":
         return layer_of_header(pathlib.PurePath(target).stem)
@@ -83,7 +85,7 @@ def layer_of_include(target: str) -> str | None:
 
 
 def may_include(layer: str, target: str) -> bool:
-    """Whether a file of the layer may include this path."""
+    """True if a file of the layer may include this path."""
     included = layer_of_include(target)
     if included in (None, layer):
         return True
@@ -93,7 +95,7 @@ def may_include(layer: str, target: str) -> bool:
 
 
 def includes_offend(layer: str, text: str) -> list[tuple[int, str]]:
-    """(line, message) of each include that the layer may not have."""
+    """(line, message) of each include that the layer must not have."""
     found = []
     for number, line in enumerate(text.splitlines(), 1):
         match = INCLUDE.match(line.strip())
@@ -103,7 +105,7 @@ def includes_offend(layer: str, text: str) -> list[tuple[int, str]]:
 
 
 def calls_offend(layer: str, text: str) -> list[tuple[int, str]]:
-    """(line, message) of each call that belongs to src/base."""
+    """(line, message) of each call that only src/base may make."""
     if layer in ("base", "examples"):
         return []
     bare = BLANKED.sub(lambda m: "\n" * m[0].count("\n"), text)
@@ -114,7 +116,7 @@ def calls_offend(layer: str, text: str) -> list[tuple[int, str]]:
 
 
 def names_offend(path: pathlib.Path, text: str) -> list[tuple[int, str]]:
-    """(line, message) of each function whose name does not say whether it is public."""
+    """(line, message) of each function whose name does not show whether it is public."""
     if path.suffix != ".h":
         return []
     public = "include" in path.parts
@@ -136,7 +138,7 @@ def offences(path: pathlib.Path, layer: str | None) -> list[tuple[int, str]]:
 
 
 def main() -> int:
-    """Exit status 1 when a rule is broken."""
+    """Returns exit status 1 if a rule is broken."""
     root = pathlib.Path(sys.argv[1])
     public = (root / "include/jaxpp").glob("*.h")
     files = {p: layer_of_header(p.stem) for p in public if p.stem != UMBRELLA}

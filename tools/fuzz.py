@@ -1,8 +1,8 @@
-"""Runs the fuzz targets of tests/fuzz: briefly with a fixed seed, or for long.
+"""Runs the fuzz targets of tests/fuzz: briefly with a fixed seed, or for longer.
 
 `fuzz.py [--seconds N] [TARGET...]`. Without --seconds each target makes a fixed number of
-runs, the same ones every time. With it, what a target learns stays in build-fuzz/corpus and
-the next run begins there. A crashing input is kept in build-fuzz/crashes.
+runs, the same ones every time. With it, a target keeps its corpus in build-fuzz/corpus,
+where the next run continues. Inputs that crash a target are kept in build-fuzz/crashes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build-fuzz"
 BIN = pathlib.Path(sys.executable).parent
 
-# A target's first inputs, and how many runs take a few seconds.
+# A target's first inputs, and a number of runs that takes a few seconds.
 GOLDEN = "tests/golden"
 TARGETS: dict[str, tuple[list[str], int]] = {
     "graph": ([f"{GOLDEN}/graphs/*.jpp"], 10000),
@@ -32,7 +32,7 @@ TARGETS: dict[str, tuple[list[str], int]] = {
 
 
 def build() -> None:
-    """Ends the program, after the output, where clang or its runtime is missing."""
+    """Exits, after the output, if clang or its runtime is missing."""
     environment = {**os.environ, "CC": "clang", "PATH": f"{BIN}:{os.environ['PATH']}"}
     setup = ["meson", "setup", str(BUILD), "-Dpython=false", "-Dtests=false", "-Dfuzz=true"]
     setup += [

@@ -1,4 +1,4 @@
-"""Pages that tools write: written anew, or with --check compared to what is there."""
+"""Writes pages that tools generate or, with --check, compares them with the files."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 
 
 def write_or_check(page: pathlib.Path, made: str) -> int:
-    """Exit status 1 when --check finds another text than `made`."""
+    """Returns exit status 1 if --check finds a text other than `made`."""
     if "--check" not in sys.argv:
         page.write_text(made)
         return 0

@@ -1,5 +1,5 @@
-"""Runs the demo, a selection of the tests and the benchmarks on the CUDA plugin that is
-installed for JAX; says so where there is none or no GPU. Ranks share the GPUs there are.
+"""Runs the demo, a selection of the tests and the benchmarks with JAX's CUDA plugin; says
+so if there is no plugin or no GPU. Ranks share the available GPUs.
 
 `gpu.py [NAME...]` runs only the named parts.
 """
@@ -14,7 +14,7 @@ import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
-# Those whose tests ask for meshes by number of ranks; what needs more devices is skipped.
+# Tests that ask for meshes by number of ranks; a test that needs more devices is skipped.
 TESTS = (
     "step/test_step.py",
     "trace/test_marks_and_loops.py",
@@ -36,10 +36,10 @@ TESTS = (
     "step/test_by_yield.py",
 )
 
-# This one is about a plugin for CPUs.
+# This test is for a CPU plugin.
 LEFT_OUT = "tests/python/lower/test_callbacks.py::test_a_plugin_without_callbacks_says_so"
 
-# Losses are held against plain JAX's, so that both must multiply in the same precision.
+# Losses are compared with plain JAX's, so both must multiply with the same precision.
 ENVIRONMENT = {
     "JAX_PLATFORMS": "cuda,cpu",
     "JAX_DEFAULT_MATMUL_PRECISION": "highest",
@@ -49,7 +49,7 @@ ENVIRONMENT = {
 
 
 def devices_found() -> str:
-    """What JAX has of GPUs, or why there are none."""
+    """Describes JAX's GPUs, or the reason why there are none."""
     script = "import jax; print(*jax.devices('cuda'), sep=', ')"
     done = subprocess.run(
         [sys.executable, "-c", script],

@@ -1,4 +1,4 @@
-"""Runs every check of the project and closes with the counts.
+"""Runs every check of the project and prints the counts at the end.
 
 `run_tests.py [NAME...]` runs only the named parts.
 """
@@ -21,7 +21,7 @@ FAILURES = re.compile(
     r"|(?:FAILED|ERROR) (tests/.+))",
     re.M,
 )
-failures: list[str] = []  # as their own parts name them
+failures: list[str] = []  # names as the parts report them
 
 
 def run(*command: str | pathlib.Path, env: dict[str, str] | None = None) -> tuple[int, str]:
@@ -47,7 +47,8 @@ def run(*command: str | pathlib.Path, env: dict[str, str] | None = None) -> tupl
 
 
 def c_tests(name: str, *options: str) -> tuple[int, int]:
-    """Builds with these options and runs the C tests; passed and failed."""
+    """Builds with these options and runs the C tests; returns the numbers of passed and
+    failed."""
     build = ROOT / f"build-{name}"
     setup = ["meson", "setup", build, "-Dpython=false", *options]
     if build.exists():
@@ -57,7 +58,7 @@ def c_tests(name: str, *options: str) -> tuple[int, int]:
         if code:
             print(output[-4000:])
             return 0, 1
-    # Some wait most of their time, for a peer's silence to be noticed.
+    # Some tests mostly wait until a peer's silence is noticed.
     processes = f"--num-processes={(os.cpu_count() or 1) + 1}"
     code, output = run(
         "meson", "test", "-C", build, "--no-rebuild", processes, "--print-errorlogs"
@@ -104,7 +105,8 @@ def ruff_check() -> tuple[int, int]:
 
 
 def mypy() -> tuple[int, int]:
-    """The front under mypy's strict rules, and the extension as it is against its stub."""
+    """Checks the front with mypy's strict rules, and compares the extension with its
+    stub."""
     stub = ("mypy.stubtest", "jaxpp._core", "--mypy-config-file", "pyproject.toml")
     results = [one(sys.executable, "-m", "mypy"), one(sys.executable, "-m", *stub)]
     return sum(passed for passed, _ in results), sum(failed for _, failed in results)

@@ -1,9 +1,9 @@
-"""Writes the table and the pictures of docs/schedules.md from the command's own figures.
+"""Writes the table and the pictures of docs/schedules.md from the command's output.
 
     schedule_docs.py JAXPP [ROOT]
 
-The table stands between the markers in the page; pictures are docs/schedules/NAME.svg. Both
-are at the sizes of each schedule's example, in the table of src/schedule/builtin/build.c.
+The table is between the markers in the page; pictures are docs/schedules/NAME.svg. Both
+use the sizes of each schedule's example in the table of src/schedule/builtin/build.c.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ def call(command: str, *args: str) -> str:
 
 
 def example(info: _core.ScheduleInfo) -> list[str]:
-    """The schedule and its sizes, as the command takes them."""
+    """The schedule and its sizes, as arguments of the command."""
     sizes = zip(("stages", "ranks", "microbatches"), info.example, strict=True)
     return [info.name, *(f"--{what}={count}" for what, count in sizes)]
 
 
 def messages(command: str, info: _core.ScheduleInfo) -> int:
-    """How many activations and gradients go from rank to rank in a step."""
+    """Counts the activations and gradients that ranks send each other in a step."""
     text = call(command, "schedule", "show", *example(info), "--csv", "--comms")
     return len(re.findall(r"\dSEND_[FB]", text))
 
@@ -54,7 +54,8 @@ def row(command: str, info: _core.ScheduleInfo) -> str:
 
 
 def search_row(command: str, costs: pathlib.Path, microbatches: int) -> str:
-    """What the search finds for uneven stages, beside the best built-in schedule."""
+    """The schedule that the search finds for uneven stages, next to the best built-in
+    schedule."""
     args = [f"--stages={len(UNEVEN)}", f"--ranks={RANKS}", f"--costs={costs}"]
     args += [f"--microbatches={microbatches}", "--seconds=5", "--json"]
     found = json.loads(call(command, "schedule", "search", *args))
@@ -67,7 +68,7 @@ def search_row(command: str, costs: pathlib.Path, microbatches: int) -> str:
 
 
 def replace(text: str, marker: str, lines: list[str]) -> str:
-    """The page with other lines between <!-- marker --> and <!-- end -->."""
+    """Replaces the lines of the page between <!-- marker --> and <!-- end -->."""
     pattern = rf"(<!-- {marker} -->\n).*?(<!-- end -->)"
     body = "\n".join(lines)
     return re.sub(pattern, lambda m: f"{m[1]}{body}\n{m[2]}", text, flags=re.DOTALL)

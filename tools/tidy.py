@@ -2,9 +2,9 @@
 
     tidy.py [FILE...]
 
-clang-tidy comes from PyPI, pinned as clang-format is, so that every machine finds the
-same; the headers of the compiler come from the clang that is installed. build-tidy is
-only configured: it has the command that compiles each file.
+clang-tidy comes from PyPI, pinned like clang-format, so that it finds the same on every
+machine; the compiler's headers come from the installed clang. build-tidy is only
+configured, for the commands that compile each file.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ BIN = pathlib.Path(sys.executable).parent
 
 
 def configure() -> None:
-    """Ends the program where the build can not be configured."""
+    """Exits if the build cannot be configured."""
     setup = ["meson", "setup", str(BUILD), "-Dtests=false"]
     if BUILD.exists():
         setup.append("--reconfigure")
@@ -37,10 +37,10 @@ def headers_of_clang() -> str:
 
 
 def complaints(source: pathlib.Path, resources: str) -> str:
-    """What clang-tidy says of one file; empty when it is content."""
+    """Returns clang-tidy's findings for one file; empty if there are none."""
     command = [str(BIN / "clang-tidy"), "--quiet", "-p", str(BUILD)]
     command += [f"--extra-arg=-resource-dir={resources}"]
-    # The analyzer's shallow mode takes a fifth of the time of its deep one.
+    # The analyzer's shallow mode takes a fifth of the time of the deep one.
     for argument in ("-Xclang", "-analyzer-config", "-Xclang", "mode=shallow"):
         command.append(f"--extra-arg={argument}")
     command.append(str(source))
@@ -49,7 +49,7 @@ def complaints(source: pathlib.Path, resources: str) -> str:
 
 
 def main() -> int:
-    """Exit status 1 when a file has findings."""
+    """Returns exit status 1 if a file has findings."""
     configure()
     resources = headers_of_clang()
     given = [pathlib.Path(name) for name in sys.argv[1:]]

@@ -1,10 +1,10 @@
-// A schedule of one's own: a callback makes the task lists, the library proves that they
-// run, and draws them.
+// A custom schedule: a callback makes the task lists, and the library proves that they
+// can run and draws them.
 //
 //   own_schedule [STAGES MICROBATCHES]
 //
-// The schedule is 1F1B: stage s runs STAGES - s forwards ahead, then a backward and a
-// forward in turn, then the backwards that are left.
+// The schedule is 1F1B: stage s runs STAGES - s forwards ahead, then alternates backwards
+// and forwards, then runs the remaining backwards.
 #include <inttypes.h>
 #include <jaxpp/jaxpp.h>
 #include <stdio.h>
@@ -15,10 +15,12 @@ enum { kMaxStages = 16 };
 
 typedef struct own {
   uint32_t stages, microbatches;
-  uint32_t forwards[kMaxStages], backwards[kMaxStages];  // what each rank has listed
+  // Number of tasks that each rank has listed.
+  uint32_t forwards[kMaxStages], backwards[kMaxStages];
 } own_t;
 
-// Called on this thread until it gives false, rank after rank: the next task of the rank.
+// Called on this thread for one rank after the other, until it returns false: writes the
+// rank's next task.
 static bool next_task(void* context, uint32_t rank, jpp_schedule_task_t* out_task) {
   own_t* own = (own_t*)context;
   uint32_t* forwards = &own->forwards[rank];
@@ -26,7 +28,7 @@ static bool next_task(void* context, uint32_t rank, jpp_schedule_task_t* out_tas
   if (*backwards == own->microbatches) return false;
   bool forward =
       *forwards < own->microbatches && *forwards - *backwards < own->stages - rank;
-  memset(out_task, 0, sizeof(*out_task));  // latency 0: the usual one of its kind
+  memset(out_task, 0, sizeof(*out_task));  // latency 0: the default of its kind
   out_task->kind = forward ? JPP_TASK_FWD : JPP_TASK_BWD;
   out_task->stage = rank;
   out_task->microbatch = forward ? (*forwards)++ : (*backwards)++;
@@ -40,7 +42,7 @@ static int fail(jpp_status_t* status) {
   return 1;
 }
 
-// Everything that can fail comes here with its status; NULL is success.
+// Every failure is returned as a status; NULL is success.
 static jpp_status_t* prove_and_draw(const jpp_schedule_t* schedule) {
   char* picture = NULL;
   JPP_RETURN_IF_ERROR_IN(jpp_schedule_verify(schedule), "proving it");

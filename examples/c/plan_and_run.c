@@ -2,8 +2,8 @@
 //
 //   plan_and_run regression.jpp 1f1b /path/to/pjrt_c_api_cpu_plugin.so
 //
-// The library decides what each rank does and when; what an op computes is known to the
-// caller alone, here to stablehlo.c.
+// The library decides what each rank does and when; only the caller, here stablehlo.c,
+// knows what an op computes.
 #include <inttypes.h>
 #include <jaxpp/jaxpp.h>
 #include <stdio.h>
@@ -12,16 +12,20 @@
 
 #include "stablehlo.h"
 
-enum { kMost = 8, kMostDims = 4, kSteps = 20 };  // kMost: arguments, results
+enum {
+  kMost = 8,
+  kMostDims = 4,
+  kSteps = 20
+};  // kMost: limit on arguments and on results
 
-// A program that can go on after an error would look at jpp_status_code().
+// A program that can continue after an error would check jpp_status_code().
 static void check(jpp_status_t* status) {
   if (!status) return;
   fprintf(stderr, "plan_and_run: %s\n", jpp_status_message(status));
   exit(1);
 }
 
-// What the plan, which is proved, will cost.
+// Prints the costs of the plan, which is already proved.
 static void report(const jpp_planned_t* planned) {
   for (uint32_t r = 0; r < planned->ranks; ++r) {
     printf("rank %" PRIu32 ": peak %" PRIu64 " bytes\n", r,
@@ -35,15 +39,15 @@ static void report(const jpp_planned_t* planned) {
   jpp_simulation_destroy(simulation);
 }
 
-// Called while jpp_runtime_take() copies an array; this one is a single block.
+// jpp_runtime_take() calls it when it copies an array; here an array is a single block.
 static jpp_status_t* read_block(void* data, uint32_t block, jpp_host_block_t* out_block) {
   (void)block;
   out_block->data = data;
   return NULL;
 }
 
-// An argument with the numbers of this example: y = 2 x, and both weights begin with 1.
-// The runtime copies it from the host to the ranks that need it.
+// Makes an argument with the numbers of this example: y = 2 x, and both weights begin as
+// 1. The runtime copies it from the host to the ranks that need it.
 static jpp_array_t* take(jpp_runtime_t* runtime, const jpp_graph_t* graph, uint32_t arg) {
   const jpp_value_t* value = &graph->values[graph->args[arg].value];
   float data[4 * 8];
@@ -70,7 +74,7 @@ static jpp_array_t* take(jpp_runtime_t* runtime, const jpp_graph_t* graph, uint3
   return array;
 }
 
-// The results are promises: only to print one waits for its step.
+// The results are promises: only printing one waits for its step.
 static void train(const jpp_graph_t* graph, jpp_runtime_t* runtime) {
   jpp_array_t *args[kMost], *results[kMost];
   for (uint32_t a = 0; a < graph->num_args; ++a) {
@@ -84,7 +88,7 @@ static void train(const jpp_graph_t* graph, jpp_runtime_t* runtime) {
                        .num_results = graph->num_outputs};
     check(jpp_runtime_call(runtime, &call));
     for (uint32_t o = 0; o < graph->num_outputs; ++o) {
-      if (graph->args[o].donated) {  // results come in the order of the arguments
+      if (graph->args[o].donated) {  // results are in the order of the arguments
         jpp_array_release(args[o]);
         args[o] = results[o];
         continue;
@@ -100,7 +104,7 @@ static void train(const jpp_graph_t* graph, jpp_runtime_t* runtime) {
   for (uint32_t a = 0; a < graph->num_args; ++a) jpp_array_release(args[a]);
 }
 
-// A task without ops needs none.
+// A task without ops needs no executable.
 static jpp_executable_t* compile(jpp_client_t* client, const jpp_plan_t* plan,
                                  uint32_t task) {
   char* code = NULL;

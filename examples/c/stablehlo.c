@@ -30,7 +30,8 @@ static void append_op(jpp_str_t* out, const jpp_staged_t* staged, const jpp_op_t
     jpp_str_appendf(out, "%s %%v%" PRIu32 ", %%v%" PRIu32 " : ", call ? op->name : "add",
                     inputs[0], inputs[1]);
   } else {
-    jpp_str_append(out, "unknown_to_this_example : ");  // the plugin's compiler names it
+    jpp_str_append(out,
+                   "unknown_to_this_example : ");  // the plugin's compiler will report it
   }
   append_type(out, result);
   jpp_str_append(out, "\n");

@@ -1,7 +1,7 @@
 // Alloc: host memory, from functions that return a status. The library allocates with
-// them, and programs free with jpp_free() what a function's comment asks them to.
+// them; programs free with jpp_free() what a function's comment tells them to free.
 //
-// Threads: any thread may allocate, and free what another one has allocated.
+// Threads: any thread may allocate, and free memory that another thread allocated.
 #ifndef JAXPP_ALLOC_H_
 #define JAXPP_ALLOC_H_
 
@@ -12,8 +12,8 @@
 // Zeroed memory, aligned for any type, or JPP_OUT_OF_MEMORY. `size` 0 gives a unique
 // pointer. Free with jpp_free().
 JPP_API jpp_status_t* jpp_alloc(size_t size, void** out_memory) JPP_MUST_USE;
-// The same for `count` elements of `size` bytes. JPP_OUT_OF_MEMORY also where their
-// product is no number of bytes.
+// The same for `count` elements of `size` bytes. JPP_OUT_OF_MEMORY also if their product
+// overflows.
 JPP_API jpp_status_t* jpp_alloc_array(size_t count, size_t size,
                                       void** out_memory) JPP_MUST_USE;
 // Takes NULL.

@@ -1,22 +1,22 @@
-// Array: one value on the devices of one or more pipeline ranks, the same on each. Steps
-// take and return arrays (jaxpp/runtime.h).
+// Array: one value on the devices of one or more pipeline ranks, the same on each rank.
+// Steps take and return arrays (jaxpp/runtime.h).
 //
 // The results of a step are promises: jpp_runtime_call() returns them before the devices
 // have computed them. Passing one to another step does not wait; reading it does. When
-// the step fails, its results fail: whoever waits for one gets the step's status.
+// the step fails, its results fail: a wait for one of them returns the step's status.
 //
 // Arrays are counted. The caller of a function that makes one holds it once, and each
 // hold needs one jpp_array_release(), also after the array was deleted or donated. An
 // array outlives the runtime, plan and executables that made it; its client must outlive
 // it.
 //
-// A step deletes the arrays that are donated to it as soon as it is called: their
-// contents are gone, their handles remain. A copy that was made for a step can name the
-// array that it is a copy of: donating the copy donates both.
+// A step deletes the arrays that are donated to it as soon as it is called: it frees
+// their contents, and their handles remain valid. A copy that was made for a step can
+// name the array that it is a copy of: donating the copy donates both.
 //
 // Memory may be shared with another framework: the library lends an array's memory, or
-// makes an array over memory of the framework. A step to which such an array is donated
-// writes to a copy: the framework's view never changes.
+// makes an array over memory that the framework owns. A step to which such an array is
+// donated writes to a copy: the framework's view never changes.
 //
 // Threads: any thread may call anything at any time. An array lives until its last holder
 // releases it, and its buffers until the last reader is done.
@@ -27,13 +27,13 @@
 
 typedef struct jpp_array jpp_array_t;
 
-// The shards of an array, one a device: [num_ranks][devices_per_rank], flat.
+// The shards of an array, one per device: [num_ranks][devices_per_rank], flat.
 typedef struct jpp_array_layout {
   size_t struct_size;    // sizeof(jpp_array_layout_t)
   jpp_client_t* client;  // borrowed; outlives the array
   uint32_t num_ranks;
   uint32_t devices_per_rank;
-  const uint32_t* ranks;  // [num_ranks] ascending or not, each once
+  const uint32_t* ranks;  // [num_ranks] in any order, each rank once
   jpp_memory_t memory;    // of each device
 } jpp_array_layout_t;
 
@@ -42,20 +42,20 @@ typedef struct jpp_array_layout {
 JPP_API jpp_status_t* jpp_array_create(const jpp_array_layout_t* layout,
                                        jpp_buffer_t* const* buffers,
                                        jpp_array_t** out_array) JPP_MUST_USE;
-// Copies to the layout's memory of devices of its client: `shards` are
+// Copies host arrays to the layout's memory on its devices: `shards` are
 // [devices_per_rank], the same on each rank; `devices` are client indices,
 // [num_ranks][devices_per_rank].
 JPP_API jpp_status_t* jpp_array_upload(const jpp_array_layout_t* layout,
                                        const jpp_host_array_t* shards,
                                        const uint32_t* devices,
                                        jpp_array_t** out_array) JPP_MUST_USE;
-// The same over memory of another owner, without a copy: `memory` is
+// The same over memory that another owner provides, without a copy: `memory` is
 // [num_ranks][devices_per_rank], flat, and only read during the call; its `release` and
 // `user` are ignored. The library calls `release` exactly once: when the last holder has
-// released the array, all steps that took it are done, and the plugin needs the memory no
-// more. After an error it calls `release` before this returns or shortly afterwards; not
-// at all if a parameter is NULL. Any thread may call it, possibly inside a call
-// of the library: it must not block, nor call the library. Errors: as
+// released the array, all steps that took it are done, and the plugin no longer needs the
+// memory. After an error it calls `release` before this returns or shortly afterwards;
+// not at all if a parameter is NULL. Any thread may call it, possibly inside a call of
+// the library: it must not block, nor call the library. Errors: as
 // jpp_client_buffer_borrow().
 JPP_API jpp_status_t* jpp_array_borrow(const jpp_array_layout_t* layout,
                                        const jpp_foreign_memory_t* memory,
@@ -103,7 +103,7 @@ typedef struct jpp_loan {
   jpp_array_t* array;  // held
   uint32_t shard;      // of [num_ranks][devices_per_rank]
   void* memory;        // on the shard's device, dense with the last dimension fastest
-  jpp_buffer_shape_t shape;  // for as long as the loan
+  jpp_buffer_shape_t shape;  // valid until the loan ends
 } jpp_loan_t;
 
 // Waits and lends one shard, any number of times; each loan needs one
@@ -112,21 +112,21 @@ typedef struct jpp_loan {
 JPP_API jpp_status_t* jpp_array_lend(jpp_array_t* array, uint32_t rank, uint32_t device,
                                      JPP_OPTIONAL const jpp_interrupt_t* interrupt,
                                      jpp_loan_t* out_loan) JPP_MUST_USE;
-// Ends the loan, and gives up its hold of the array. Does nothing in a process forked
-// since.
+// Ends the loan and releases the array. Does nothing in a process that was forked after
+// the loan began.
 JPP_API void jpp_array_reclaim(const jpp_loan_t* loan);
 
 // --- Donation -------------------------------------------------------------------------
 
 // Makes `copy` a copy of `origin`: a step to which the copy is donated deletes both.
-// Without effect if the copy has an origin already or that would close a circle.
+// Does nothing if the copy already has an origin, or if that would close a cycle.
 JPP_API void jpp_array_set_origin(jpp_array_t* copy, jpp_array_t* origin);
 // Frees the device memory as soon as no reader needs it.
 JPP_API void jpp_array_delete(jpp_array_t* array);
 // Deleted, or donated to a step.
 JPP_API bool jpp_array_is_deleted(const jpp_array_t* array);
-// Why a deleted array cannot be used and what to do, to follow "an array that "; lifetime
-// static.
+// Why a deleted array cannot be used and what to do, as a text that continues "an array
+// that "; lifetime static.
 JPP_API const char* jpp_array_deletion_reason(const jpp_array_t* array);
 
 // --- Steps of other processes ---------------------------------------------------------

@@ -1,7 +1,7 @@
 // Check: proves a plan from its instruction lists alone.
 //
 // The proof knows the staged graph and reads the programs as a runtime would; it shares
-// no code with what built them. It proves for every actor:
+// no code with the parts that built them. It proves for every actor:
 //
 //  - every register holds, at each use, the value and microbatch that the task expects:
 //    defined before, not deleted or donated since, never overwritten while it is live;
@@ -10,13 +10,12 @@
 //    inputs and constants are neither deleted nor donated;
 //  - every task runs once for each of its microbatches, as its binding says;
 //  - runs and sends read device memory, and outputs are left in the memory of their type;
-//  - the peaks in bytes, of devices and of pinned host memory, are those that the plan
-//    states;
+//  - the peaks in bytes, on devices and in pinned host memory, equal the plan's;
 //  - a value that several ranks hold is made by one task and sent, or made by tasks that
 //    run the same module on the same inputs: its copies are bitwise equal;
 //
-// and of every channel: both ends see the same values in the same order, and no actors
-// wait for each other for ever when sends block with all slots full.
+// and for every channel that both ends see the same values in the same order; and that no
+// actors wait for each other for ever if sends block while all slots are full.
 //
 // Threads: any thread, several at once, also on the same plan, which is only read.
 #ifndef JAXPP_CHECK_H_
@@ -24,15 +23,15 @@
 
 #include "jaxpp/program.h"
 
-// What live bytes are made of. What a loop does with an argument tells its kind:
+// What live bytes consist of. An argument's kind depends on how the loops use it:
 //
 //  - read by a stage as it is, or through work that needs no loop (a cast, a transpose):
-//    weights, and what that work makes of them likewise;
+//    weights, and the results of that work are weights too;
 //  - read only through cheap ops of the microbatch number (a slice, a folded key): batch;
 //  - not read by any loop: optimizer state. Without a loop all arguments are weights.
 //
-// A result that takes over an argument's donated memory keeps the argument's kind. What
-// an executable needs while it runs (its temporaries) is the device's, and not counted.
+// A result that takes over an argument's donated memory keeps the argument's kind. An
+// executable's temporary memory belongs to the device and does not count.
 typedef enum jpp_bytes_kind {
   JPP_BYTES_WEIGHTS,
   JPP_BYTES_GRADIENTS,  // sums of a loop with a backward pass, losses among them
@@ -40,8 +39,8 @@ typedef enum jpp_bytes_kind {
   JPP_BYTES_ACTIVATIONS,    // values of one microbatch
   JPP_BYTES_RECEIVE_SLOTS,  // reserved for the whole step
   JPP_BYTES_BATCH,
-  JPP_BYTES_LOOP_RESULTS,  // accumulators that are no gradients
-  JPP_BYTES_STEP_VALUES,   // all others: what tasks outside the loops make
+  JPP_BYTES_LOOP_RESULTS,  // accumulators other than gradients
+  JPP_BYTES_STEP_VALUES,   // all others: results of tasks outside the loops
   JPP_BYTES_CONSTANTS,     // microbatch numbers
   JPP_BYTES_KIND_COUNT,
 } jpp_bytes_kind_t;
@@ -51,21 +50,23 @@ JPP_API const char* jpp_bytes_kind_name(jpp_bytes_kind_t kind);
 
 typedef struct jpp_check_actor {
   uint32_t runs, sends, recvs, deletes, moves;  // instructions
-  uint64_t peak_bytes;                          // on each device of the actor
+  uint64_t peak_bytes;                          // on each device of the rank
   uint32_t peak_instr;                          // where it is first reached
   uint64_t bytes_at_peak[JPP_BYTES_KIND_COUNT];
-  // What each further step in flight adds on a device: its batch, and its results less
-  // the arguments whose memory it takes over.
+  // What each further step in flight adds on a device: its batch, and its results that do
+  // not take over an argument's memory.
   uint64_t next_step_bytes;
   uint64_t peak_host_bytes;  // in pinned host memory, for each device
 } jpp_check_actor_t;
 
 typedef struct jpp_check_channel {
   uint32_t messages;
-  uint64_t bytes;  // sent in one step, from each device
-  // Slots that are enough when every channel has as many as its own field says. Found as
-  // in T. M. Parks, "Bounded Scheduling of Process Networks", 1995: all begin with one,
-  // and those that a cycle of waiting actors finds full grow.
+  // Sent in one step, from each device.
+  uint64_t bytes;
+  // The plan cannot deadlock if each channel has at least this many slots. Computed by
+  // the method of T. M. Parks, "Bounded Scheduling of Process Networks", 1995: each
+  // channel begins with one slot, and the full channels in a cycle of waiting actors get
+  // one more.
   uint32_t slots_needed;
 } jpp_check_channel_t;
 
@@ -92,26 +93,26 @@ typedef struct jpp_memory_point {
   uint64_t host_bytes;  // in pinned host memory, for each device
 } jpp_memory_point_t;
 
-// Walks one actor of a proved plan. Point 0 is before the first instruction, point i + 1
-// when instruction i is done and its donated args are gone: program->num_instrs + 1 in
-// all. JPP_INVALID_ARGUMENT for an unknown rank, and unless `out_points` has room for as
-// many, `count`.
+// Walks one actor of a proved plan. Point 0 is before the first instruction; point i + 1
+// is after instruction i, when its donated args are gone: program->num_instrs + 1 points
+// in all. JPP_INVALID_ARGUMENT for an unknown rank, and unless `count`, the length of
+// `out_points`, is that number.
 JPP_API jpp_status_t* jpp_check_memory_curve(const jpp_plan_t* plan, uint32_t rank,
                                              uint32_t count,
                                              jpp_memory_point_t* out_points) JPP_MUST_USE;
 
-// What ranks may take of their devices' memory.
-// Its layout is final.
+// How much of their devices' memory ranks may use. Its layout is final.
 typedef struct jpp_memory_limits {
-  const uint64_t* bytes;  // [ranks] on each device of the rank
+  // [ranks] on each device of the rank.
+  const uint64_t* bytes;
   // [ranks] Ranks with the same number share their devices: their peaks add up, and the
-  // limit of the first of them counts. NULL: each rank has its own.
+  // limit of the first such rank applies. NULL: each rank has its own.
   const uint32_t* devices;
 } jpp_memory_limits_t;
 
-// JPP_OUT_OF_MEMORY if the peak of some rank's device memory, or of those that share its
-// devices, is over its limit. The message names the rank that is over by most, the
-// instruction, by how much, and the kinds.
+// JPP_OUT_OF_MEMORY if the device memory of a rank, or of ranks that share devices
+// together, peaks above its limit. The message names the rank that exceeds its limit by
+// most, by how much, the instruction, and the kinds of bytes.
 JPP_API jpp_status_t* jpp_check_memory_limit(
     const jpp_check_report_t* report, const jpp_memory_limits_t* limits) JPP_MUST_USE;
 
@@ -119,8 +120,8 @@ JPP_API jpp_status_t* jpp_check_memory_limit(
 JPP_API jpp_status_t* jpp_check_host_limit(
     const jpp_check_report_t* report, const jpp_memory_limits_t* limits) JPP_MUST_USE;
 
-// How many steps, at most `wanted` and at least 1, may be in flight within the limits
-// (NULL: there are none).
+// How many steps, at most `wanted` and at least 1, can be in flight within the limits;
+// NULL: no limits.
 JPP_API uint32_t jpp_check_steps_in_flight(const jpp_check_report_t* report,
                                            const jpp_memory_limits_t* limits,
                                            uint32_t wanted);

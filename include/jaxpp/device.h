@@ -1,17 +1,17 @@
 // Device: one client object over a PJRT plugin.
 //
-// Buffers, executables and events are opaque handles that belong to the client that made
-// them: pass them to that client's calls only. The caller destroys each handle, including
-// the handle of a donated buffer, and all of them before the client. A device is named by
-// its index in jpp_client_info()->devices.
+// Buffers, executables and events are opaque handles of the client that made them: pass
+// them to that client's calls only. The caller destroys each handle, including the handle
+// of a donated buffer, and all of them before the client. A device is named by its index
+// in jpp_client_info()->devices.
 //
 // Threads: any thread may make any call at any time, several at once, on different
 // handles or the same ones; only the destroy calls need exclusive use of their handle.
 // Execution and copies are asynchronous: a call returns when the work is issued, a buffer
 // may be used before its contents exist, and the device orders the work on one buffer.
 // Buffers and events carry a failure that occurs after the issue: a call that consumes a
-// failed buffer fails with the same message. A device may also do small work inside the
-// call and fail there.
+// failed buffer fails with the same message. A device may also do small work inside
+// the call, which then returns its failure.
 //
 // Forks: in a process forked after a client was made, calls fail with JPP_UNSUPPORTED and
 // destroying a handle does nothing. Fork before, or start a new process.
@@ -31,7 +31,7 @@
 #include "jaxpp/status.h"
 
 typedef struct jpp_client jpp_client_t;
-typedef struct jpp_buffer jpp_buffer_t;  // an array, or its promise, in a device's memory
+typedef struct jpp_buffer jpp_buffer_t;  // an array in device memory, or its promise
 typedef struct jpp_executable jpp_executable_t;  // a compiled and loaded program
 typedef struct jpp_event jpp_event_t;  // becomes ready once, successful or failed
 
@@ -51,8 +51,7 @@ typedef struct jpp_int64_list {
   size_t count;
 } jpp_int64_list_t;
 
-// One named value for the plugin, as its documentation lists them.
-// Its layout is final.
+// A named setting of the plugin, as its documentation lists them. Its layout is final.
 typedef struct jpp_client_option {
   const char* name;
   jpp_option_type_t type;
@@ -66,21 +65,22 @@ typedef struct jpp_client_option {
 } jpp_client_option_t;
 
 // Nodes: several clients, usually one per process, that run programs over the devices of
-// all of them. They exchange information through this store: each client finds what any
-// of them has put. The store keeps the keys of a job's clients apart from all others.
+// all of them. They exchange information through this store: each client can read what
+// any of them has put. The store must separate the keys of one job's clients from all
+// others.
 //
-// Threads: any thread, including the plugin's own, makes the calls, several at once and
-// without a lock of this library: while the client is made, and later when a program runs
-// that needs the other nodes.
-// Its layout is final.
+// Threads: the library and the plugin's own threads call these functions, several at once
+// and without a lock of this library: while the client is made, and later when a program
+// that needs the other nodes runs. Its layout is final.
 typedef struct jpp_key_value_store {
-  void* user;  // of the calls; outlives the client
-  // Waits until a client has put the key, at most `timeout_ms`, which may be 0. The
+  // Passed to the calls; must outlive the client.
+  void* user;
+  // Waits at most `timeout_ms`, which may be 0, until a client has put the key. The
   // library frees the value with jpp_free(), so allocate it with jpp_alloc(); *out_value
   // stays NULL when the key does not appear in time.
   jpp_status_t* (*get)(void* user, const char* key, uint32_t timeout_ms, void** out_value,
                        size_t* out_size);
-  // Puts `size` bytes, which are only read during the call. A key is put once.
+  // Puts `size` bytes, which are only read during the call. Each key is put once.
   jpp_status_t* (*put)(void* user, const char* key, const void* value, size_t size);
 } jpp_key_value_store_t;
 
@@ -90,8 +90,8 @@ typedef struct jpp_pjrt_options {
   const jpp_client_option_t* options;  // e.g. cpu_device_count (int64) for a CPU plugin
   uint32_t option_count;
   const jpp_key_value_store_t* store;  // needed for several nodes, else NULL
-  uint32_t node_id;                    // of this client, below `num_nodes`
-  uint32_t num_nodes;                  // 0 and 1: this client is alone
+  uint32_t node_id;                    // this client's number, below `num_nodes`
+  uint32_t num_nodes;                  // 0 and 1: this client is the only one
 } jpp_pjrt_options_t;
 
 // Loads the plugin and makes a client. `options` is only read during the call, except the
@@ -107,14 +107,15 @@ JPP_API jpp_status_t* jpp_client_create_pjrt(const jpp_pjrt_options_t* options,
 // runtime first. Takes NULL.
 JPP_API void jpp_client_destroy(jpp_client_t* client);
 
-// JPP_UNSUPPORTED in a process forked after a client was made, as from every call on a
-// client there.
+// JPP_UNSUPPORTED in a process that was forked after a client was made. Every call on
+// a client fails in the same way there.
 JPP_API jpp_status_t* jpp_process_check(void) JPP_MUST_USE;
 
 typedef struct jpp_device_info {
-  int32_t id;        // the plugin's own id, which a device assignment names
-  const char* kind;  // e.g. "cpu", "NVIDIA H100 80GB HBM3"
-  // Which of the machine's devices it is, as the plugin counts those that it may use:
+  int32_t id;  // the plugin's own id, which a device assignment names
+  // E.g. "cpu", "NVIDIA H100 80GB HBM3".
+  const char* kind;
+  // The number of the machine's device, as the plugin counts the devices that it may use:
   // CUDA's number of the device.
   int32_t hardware_id;
 } jpp_device_info_t;
@@ -129,15 +130,16 @@ typedef struct jpp_global_device {
 typedef struct jpp_client_info {
   const char* driver;            // "pjrt"
   const char* platform_name;     // e.g. "cpu", "cuda"
-  const char* platform_version;  // for people to read
+  const char* platform_version;  // for display only
   uint32_t device_count;         // addressable devices
   const jpp_device_info_t* devices;
   // The devices of all nodes: first `devices`, in the same order, then the others by id.
   uint32_t global_device_count;
   const jpp_global_device_t* global_devices;
   uint32_t node_id;
-  uint32_t memories;  // 1 << jpp_memory_t of each memory that all of `devices` have
-  // The memory kinds of the first device, also those that this library does not use:
+  uint32_t memories;  // bit 1 << jpp_memory_t is set for each memory that all of
+                      // `devices` have
+  // The memory kinds of the first device, including those that this library does not use:
   // "device, pinned_host, unpinned_host".
   const char* memory_kinds;
 } jpp_client_info_t;
@@ -155,27 +157,30 @@ JPP_API jpp_status_t* jpp_client_check_memory(const jpp_client_t* client,
 typedef struct jpp_compile_request {
   size_t struct_size;  // sizeof(jpp_compile_request_t)
   const char* code;
-  size_t code_size;    // bytes
-  const char* format;  // "mlir": StableHLO as text or bytecode
-  // A serialized CompileOptionsProto. NULL: a program for one device, which is chosen
-  // when it is executed.
+  size_t code_size;  // bytes
+  // "mlir": StableHLO as text or bytecode.
+  const char* format;
+  // A serialized CompileOptionsProto. NULL: a program for one device, which the execution
+  // chooses.
   const void* options;
   size_t options_size;  // bytes
-  // [device_count] Where each partition of the program runs, as indices of the client's
-  // global devices; the options have no device assignment then. 0: as the options say.
+  // [device_count] The devices that run the program's partitions, as indices of the
+  // client's global devices; the options must then have no device assignment. 0: the
+  // options decide.
   const uint32_t* devices;
   uint32_t device_count;
-  // Replaces `code` in the key of a cache: the program as text without source locations,
-  // so that a line added above a step does not compile it again. NULL: `code`.
+  // Takes the place of `code` in the cache key: the program as text without source
+  // locations, so that a line added above a step does not compile it again. NULL: `code`.
   const char* identity;
   size_t identity_size;  // bytes
 } jpp_compile_request_t;
 
-// Compiles and loads. Blocks; calls from several threads compile in parallel. The caller
-// owns the executable. JPP_INVALID_ARGUMENT when the compiler refuses the program.
+// Compiles and loads a program. Blocks; calls from several threads compile in parallel.
+// The caller owns the executable. JPP_INVALID_ARGUMENT when the compiler refuses the
+// program.
 //
-// Each node compiles a program over devices of several nodes, with the same request
-// except for its numbering of devices; the call may wait for the others.
+// For a program over devices of several nodes, each node calls this with the same
+// request, except for its numbering of devices; the call may wait for the others.
 // JPP_DEVICES_ERROR when none of the devices is the client's own.
 JPP_API jpp_status_t* jpp_client_compile(jpp_client_t* client,
                                          const jpp_compile_request_t* request,
@@ -183,15 +188,15 @@ JPP_API jpp_status_t* jpp_client_compile(jpp_client_t* client,
 
 typedef enum jpp_cache_outcome {
   JPP_CACHE_LOADED,       // from the folder
-  JPP_CACHE_KEPT,         // compiled, and left in the folder
-  JPP_CACHE_NOT_KEPT,     // compiled; the driver has no form of it for a file
+  JPP_CACHE_KEPT,         // compiled and stored in the folder
+  JPP_CACHE_NOT_KEPT,     // compiled; the driver cannot serialize programs
   JPP_CACHE_NOT_WRITTEN,  // compiled; the file could not be written (disk full, ...)
 } jpp_cache_outcome_t;
 
 enum { kJppCacheKeySize = 65 };
 
 // The name of a program in a cache, 64 hexadecimal digits and a NUL: a SHA-256 of
-// everything that its code depends on: the program, its options, the ids of its devices,
+// everything that determines its code: the program, its options, the ids of its devices,
 // the plugin's version and file, this machine's processor, and XLA_FLAGS. `out_key` has
 // room for kJppCacheKeySize bytes.
 JPP_API jpp_status_t* jpp_client_cache_key(const jpp_client_t* client,
@@ -199,18 +204,19 @@ JPP_API jpp_status_t* jpp_client_cache_key(const jpp_client_t* client,
                                            char* out_key) JPP_MUST_USE;
 
 // Like jpp_client_compile(), with a folder of compiled programs: loads the program that
-// an earlier call, maybe of another process, stored there under `key`, or else compiles
-// and stores it. `key` is part of a file's name; NULL: the key of jpp_client_cache_key().
-// A file that is damaged, that names another key or that the plugin refuses is replaced
-// by a new compilation, as is anything but a regular file; any number of processes may
-// use a folder. A program over devices of several nodes is always compiled and never
-// stored, because its nodes compile it together.
+// an earlier call, possibly in another process, stored there under `key`, or else
+// compiles and stores it. `key` is part of a file's name; NULL: the key of
+// jpp_client_cache_key(). A file that is damaged, names another key or is refused by the
+// plugin is replaced by a new compilation, and so is anything but a regular file; any
+// number of processes may use a folder. A program over devices of several nodes is always
+// compiled and never stored, because its nodes compile it together.
 JPP_API jpp_status_t* jpp_client_compile_cached(
     jpp_client_t* client, const jpp_compile_request_t* request, const char* folder,
     JPP_OPTIONAL const char* key, jpp_executable_t** out_executable,
     jpp_cache_outcome_t* out_outcome) JPP_MUST_USE;
 
-// Results of one execution on one device. Not for the step loop: it may allocate.
+// The number of results of one execution on one device. Not for the step loop: it may
+// allocate.
 JPP_API jpp_status_t* jpp_client_executable_result_count(
     jpp_client_t* client, jpp_executable_t* executable, uint32_t* out_count) JPP_MUST_USE;
 
@@ -230,9 +236,9 @@ JPP_API const char* jpp_collective_kind_name(jpp_collective_kind_t kind);
 
 // The collectives of one kind over the same groups of partitions. Its layout is final.
 typedef struct jpp_collective {
-  uint8_t kind;  // jpp_collective_kind_t
-  uint64_t
-      times;  // in one execution; once for each turn of a loop, if its turns are known
+  uint8_t kind;    // jpp_collective_kind_t
+  uint64_t times;  // in one execution; a collective in a loop counts once per iteration,
+                   // if their number is known
   uint64_t bytes;  // of the results on one device, in one execution
   uint32_t num_members;
   const uint32_t* members;  // [num_members] the partitions of the first group, ascending
@@ -243,17 +249,17 @@ typedef struct jpp_collectives {
   const jpp_collective_t* each;  // [count] in the order of the program
 } jpp_collectives_t;
 
-// The axes of a mesh over whose devices a collective goes, joined by commas:
-// "data,model". `names` and `sizes` describe the axes; partitions are numbered along the
-// last axis first. Free the text with jpp_text_free(). JPP_INVALID_ARGUMENT for a member
-// that the mesh does not have.
+// The mesh axes that a collective spans, joined by commas: "data,model". `names` and
+// `sizes` describe the axes; partitions are numbered along the last axis first. Free the
+// text with jpp_text_free(). JPP_INVALID_ARGUMENT for a member that the mesh does not
+// have.
 JPP_API jpp_status_t* jpp_collective_axes(const jpp_collective_t* collective,
                                           uint32_t num_axes, const char* const* names,
                                           const uint32_t* sizes,
                                           char** out_axes) JPP_MUST_USE;
 
-// What the compiled program sends among its devices. Free the list with
-// jpp_collectives_destroy(). JPP_UNSUPPORTED if the plugin does not show its programs.
+// The collectives of the compiled program. Free the list with jpp_collectives_destroy().
+// JPP_UNSUPPORTED if the plugin does not give access to its programs.
 JPP_API jpp_status_t* jpp_client_executable_collectives(
     jpp_client_t* client, jpp_executable_t* executable,
     jpp_collectives_t** out_collectives) JPP_MUST_USE;
@@ -263,24 +269,24 @@ JPP_API void jpp_collectives_destroy(jpp_collectives_t* collectives);
 // Memory of one device during one execution, in bytes. Its layout is final.
 typedef struct jpp_executable_memory {
   uint64_t arguments, results;
-  uint64_t donated;    // counted among the results, which take their memory
+  uint64_t donated;    // counted among the results, which take over this memory
   uint64_t temporary;  // besides arguments and results
   uint64_t code;
 } jpp_executable_memory_t;
 
-// JPP_UNSUPPORTED if the plugin does not say.
+// JPP_UNSUPPORTED if the plugin does not report it.
 JPP_API jpp_status_t* jpp_client_executable_memory(
     jpp_client_t* client, jpp_executable_t* executable,
     jpp_executable_memory_t* out_memory) JPP_MUST_USE;
 
-// Executions already issued still finish. Takes NULL.
+// Executions that were already issued still finish. Takes NULL.
 JPP_API void jpp_client_executable_destroy(jpp_client_t* client,
                                            jpp_executable_t* executable);
 
-// The devices that were named when the program was compiled.
+// In place of a device: those that were named when the program was compiled.
 #define JPP_DEVICE_COMPILED (-1)
 
-// One execution. All arrays are the caller's and are only used during the call.
+// One execution. The caller owns all arrays; they are used during the call only.
 typedef struct jpp_execute {
   size_t struct_size;  // sizeof(jpp_execute_t)
   jpp_executable_t* executable;
@@ -297,12 +303,12 @@ typedef struct jpp_execute {
 } jpp_execute_t;
 
 // Issues one execution. The step loop calls this: it adds no allocation, lock or copy to
-// those of the plugin. The program may donate arguments: the call deletes such a buffer,
+// what the plugin does. The program may donate arguments: the call deletes such a buffer,
 // and the caller still destroys its handle. The caller owns results and events.
 //
-// Each node executes its own part of a program over several nodes: a row for each
-// partition on a device of its own, in the order of the partitions. Nodes must execute
-// the programs that they share in the same order.
+// Each node executes its own part of a program over several nodes: one row for each
+// partition on its own devices, in the order of the partitions. Nodes must execute the
+// programs that they share in the same order.
 JPP_API jpp_status_t* jpp_client_execute(jpp_client_t* client,
                                          const jpp_execute_t* execute) JPP_MUST_USE;
 
@@ -318,7 +324,7 @@ typedef struct jpp_host_array {
   uint32_t rank;                // at most JPP_BUFFER_MAX_RANK
   const int64_t* dims;          // elements
   const int64_t* byte_strides;  // may be negative; NULL: dense, last dimension fastest
-  jpp_memory_t memory;          // of the device, which gets the copy
+  jpp_memory_t memory;          // the device's memory that receives the copy
 } jpp_host_array_t;
 
 // Copies the array to a memory of a device; `array` and its data are only read during the
@@ -329,7 +335,8 @@ JPP_API jpp_status_t* jpp_client_buffer_from_host(jpp_client_t* client,
                                                   jpp_buffer_t** out_buffer) JPP_MUST_USE;
 
 // Starts a copy into `data`, dense with the last dimension fastest. `data` must stay
-// until the event is ready; `size` is its bytes, at least the array's.
+// valid until the event is ready; `size` is its size in bytes, at least that of the
+// array.
 JPP_API jpp_status_t* jpp_client_buffer_to_host(jpp_client_t* client,
                                                 jpp_buffer_t* buffer, void* data,
                                                 size_t size,
@@ -347,13 +354,13 @@ JPP_API jpp_status_t* jpp_client_buffer_copy_to_device(
     jpp_client_t* client, jpp_buffer_t* buffer, uint32_t device,
     jpp_buffer_t** out_buffer) JPP_MUST_USE;
 
-// The same to any memory of a device. JPP_UNSUPPORTED if the device lacks it. Programs
-// take buffers in device memory only.
+// Starts a copy to any memory of a device. JPP_UNSUPPORTED if the device lacks it.
+// Programs take buffers in device memory only.
 JPP_API jpp_status_t* jpp_client_buffer_copy_to_memory(
     jpp_client_t* client, jpp_buffer_t* buffer, uint32_t device, jpp_memory_t memory,
     jpp_buffer_t** out_buffer) JPP_MUST_USE;
 
-// Work already issued on the buffer still finishes. Takes NULL.
+// Work that was already issued on the buffer still finishes. Takes NULL.
 JPP_API void jpp_client_buffer_destroy(jpp_client_t* client, jpp_buffer_t* buffer);
 
 // Becomes ready when the contents are, or fails with the error that prevented them.
@@ -380,9 +387,8 @@ JPP_API jpp_status_t* jpp_client_buffer_lend(jpp_client_t* client, jpp_buffer_t*
                                              void** out_pointer) JPP_MUST_USE;
 JPP_API void jpp_client_buffer_reclaim(jpp_client_t* client, jpp_buffer_t* buffer);
 
-// Device memory of another owner, who leaves it unchanged until `release`. It contains an
-// array of `shape`, dense with the last dimension fastest.
-// Its layout is final.
+// Device memory of another owner, which leaves it unchanged until `release`. It contains
+// an array of `shape`, dense with the last dimension fastest. Its layout is final.
 typedef struct jpp_foreign_memory {
   void* memory;
   jpp_buffer_shape_t shape;
@@ -393,11 +399,11 @@ typedef struct jpp_foreign_memory {
   void* user;
 } jpp_foreign_memory_t;
 
-// A buffer over such memory, without a copy. It must not be donated. `foreign` is only
-// read during the call. The plugin calls `release` once, after the buffer is destroyed;
-// after an error it is not called. JPP_INVALID_ARGUMENT or JPP_UNSUPPORTED for memory
-// that the plugin cannot use, for example because of its alignment: copy it then. A
-// plugin may call `release` before work that it has issued on the memory is done: also
+// Makes a buffer over such memory, without a copy. It must not be donated. `foreign` is
+// only read during the call. The plugin calls `release` once, after the buffer is
+// destroyed; after an error it is not called. JPP_INVALID_ARGUMENT or JPP_UNSUPPORTED for
+// memory that the plugin cannot use, for example because of its alignment: copy it then.
+// A plugin may call `release` before work that it has issued on the memory is done: also
 // wait for everything that uses the buffer.
 JPP_API jpp_status_t* jpp_client_buffer_borrow(jpp_client_t* client,
                                                const jpp_foreign_memory_t* foreign,
@@ -409,8 +415,9 @@ JPP_API jpp_status_t* jpp_client_buffer_borrow(jpp_client_t* client,
 JPP_API jpp_status_t* jpp_client_event_await(jpp_client_t* client,
                                              jpp_event_t* event) JPP_MUST_USE;
 
-// Asked about 20 times a second while a call waits; true ends the wait, but not the work
-// that was waited for. No lock of this library is held meanwhile. Its layout is final.
+// Called about 20 times a second while a call waits; returning true ends the wait, but
+// not the work that the call waits for. No lock of this library is held meanwhile. Its
+// layout is final.
 typedef struct jpp_interrupt {
   bool (*requested)(void* user);
   void* user;
@@ -421,11 +428,11 @@ JPP_API jpp_status_t* jpp_client_event_is_ready(jpp_client_t* client, jpp_event_
                                                 bool* out_ready) JPP_MUST_USE;
 
 // Any thread, possibly inside jpp_client_event_on_ready() itself; no lock of this library
-// is held; must not block. Owns `status`: NULL, or why the event failed.
+// is held; must not block. Owns `status`: NULL, or the reason why the event failed.
 typedef void (*jpp_event_callback_t)(void* user, jpp_status_t* status);
 
-// A registration, in the caller's memory so that waiting allocates nothing here. It stays
-// untouched until the callback is entered, which may free or reuse it.
+// A registration, in the caller's memory so that waiting allocates nothing here. The
+// caller leaves it untouched until the callback is entered, which may free or reuse it.
 // Its layout is final.
 typedef struct jpp_event_waiter {
   jpp_event_callback_t callback;
@@ -434,8 +441,8 @@ typedef struct jpp_event_waiter {
   struct jpp_event_waiter* next;  // the driver's
 } jpp_event_waiter_t;
 
-// Calls waiter->callback exactly once when the event is ready, also when the event handle
-// is destroyed before. After an error return the callback is not called.
+// Calls waiter->callback exactly once when the event is ready, even if the event handle
+// is destroyed before. If this returns an error, the callback is not called.
 JPP_API jpp_status_t* jpp_client_event_on_ready(jpp_client_t* client, jpp_event_t* event,
                                                 jpp_event_waiter_t* waiter) JPP_MUST_USE;
 
@@ -451,8 +458,8 @@ typedef struct jpp_custom_call {
   uint32_t traits;       // XLA_FFI_Handler_TraitsBits, usually 0
 } jpp_custom_call_t;
 
-// Registers a typed FFI handler for all clients of this plugin, for ever. JPP_UNSUPPORTED
-// when the plugin has no FFI extension, or one of an older layout.
+// Registers a typed FFI handler for all clients of this plugin, until the process ends.
+// JPP_UNSUPPORTED when the plugin has no FFI extension, or one of an older layout.
 JPP_API jpp_status_t* jpp_client_register_custom_call(
     jpp_client_t* client, const jpp_custom_call_t* custom_call) JPP_MUST_USE;
 

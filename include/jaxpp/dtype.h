@@ -46,7 +46,7 @@ typedef enum jpp_dtype {
 JPP_API const char* jpp_dtype_name(jpp_dtype_t dtype);
 // Bits of one element as stored in host arrays; types of 2 and 4 bits take a byte: 8.
 JPP_API uint32_t jpp_dtype_bits(jpp_dtype_t dtype);
-// What elements take on a device, in bytes: XLA packs types of 2 and 4 bits there.
+// The size of elements on a device, in bytes: XLA packs types of 2 and 4 bits there.
 JPP_API uint64_t jpp_dtype_device_bytes(jpp_dtype_t dtype, uint64_t elements);
 // Accepts the short names and numpy's ("float32", "bfloat16", "int8", ...);
 // JPP_DTYPE_INVALID when unknown.

@@ -1,17 +1,17 @@
 // Graph: a training step as the planner sees it.
 //
 // Flat SSA. A value has a type and a producer; an op has a name, inputs, outputs, a cost
-// and a kind. The planner does not know what an op computes: only stage marks, sums and
-// loops mean anything to it. Ids are dense, and every op comes after the ops that it
-// uses. The ops of a loop's body come right before the loop's own op.
+// and a kind. The planner does not know what an op computes: it interprets only stage
+// marks, sums and loops. Ids are dense, and every op comes after the ops that it uses.
+// The ops of a loop's body come right before the loop's own op.
 //
-// A graph is immutable once made, and lives in one arena. The builder, which the parser
-// uses too, checks every invariant as soon as it can be broken: JPP_GRAPH_ERROR names the
-// op. After an error, and once it has finished, only destroy the builder: other calls
-// give JPP_INVALID_ARGUMENT.
+// A graph is immutable once it is built, and lives in one arena. The builder, which the
+// parser uses too, checks each invariant as soon as a call could break it:
+// JPP_GRAPH_ERROR names the op. After an error, and once it has finished, only destroy
+// the builder: other calls give JPP_INVALID_ARGUMENT.
 //
-// Threads: a builder belongs to one thread at a time. A graph that is made may be read,
-// printed and planned by any number of threads at once; destroy it when none does.
+// Threads: a builder belongs to one thread at a time. Any number of threads may read,
+// print and plan a finished graph at once; destroy it when no thread uses it.
 #ifndef JAXPP_GRAPH_H_
 #define JAXPP_GRAPH_H_
 
@@ -29,19 +29,19 @@ typedef struct jpp_type {
   jpp_dtype_t dtype;
   uint32_t ndim;
   const int64_t* dims;  // [ndim]
-  // How many equal pieces a rank's devices cut the array into, each device holding one;
-  // 0 and 1: every device holds all of it. Divides the elements: JAX takes and gives
-  // arrays in equal pieces only.
+  // The number of equal pieces into which a rank's devices cut the array, one piece per
+  // device; 0 and 1: every device holds all of it. It divides the number of elements: JAX
+  // takes and returns arrays in equal pieces only.
   uint32_t shards;
-  // Where the array is between tasks. Tasks read and write device memory: a value of
-  // another memory is moved there before a task that reads it, and out of it when it has
-  // been made.
+  // Where the array is between tasks. Tasks read and write device memory: a value in
+  // another memory is moved to device memory before a task that reads it, and out of it
+  // after the task that makes it.
   jpp_memory_t memory;
 } jpp_type_t;
 
 // Bytes of a dense array of this type, all shards together.
 JPP_API uint64_t jpp_type_bytes(const jpp_type_t* type);
-// Shards are not compared.
+// Ignores shards.
 JPP_API bool jpp_type_equal(const jpp_type_t* a, const jpp_type_t* b);
 
 typedef struct jpp_value {
@@ -52,19 +52,23 @@ typedef struct jpp_value {
   const char* name;   // of an argument ("params['w']"); NULL otherwise
 } jpp_value_t;
 
-// Bytes of a value on one of a rank's devices, by its type's shards.
+// Bytes of a value on one of a rank's devices, according to its type's shards.
 JPP_API uint64_t jpp_value_device_bytes(const jpp_value_t* value);
 
 typedef enum jpp_op_kind {
   JPP_OP_CALL,           // opaque
   JPP_OP_MARK,           // ends forward stage `attr`; output k is input k
-  JPP_OP_MARK_BACKWARD,  // its transpose: begins backward stage `attr`
-  JPP_OP_ADD,            // a + b of one type; a tree of these may be regrouped
-  JPP_OP_PLACE,          // (a, b, ...) -> a, on the ranks of b, ...; without any, on all
-  JPP_OP_TASK,  // opaque, a task of its own on each of `ranks`. A rank runs its tasks of
-                // this kind in the order of the graph
-  JPP_OP_LOOP,  // outputs are the results of loop `attr`
-  // Made by the planner, never by a front end:
+  JPP_OP_MARK_BACKWARD,  // the transpose of a mark: begins backward stage `attr`
+  // a + b of one type; the planner may regroup trees of these.
+  JPP_OP_ADD,
+  // (a, b, ...) -> a, on the ranks of b, ...; with one input, on all ranks
+  JPP_OP_PLACE,
+  // Opaque; runs as a task of its own on each of `ranks`. A rank runs its tasks of this
+  // kind in the order of the graph.
+  JPP_OP_TASK,
+  // Outputs are the results of loop `attr`.
+  JPP_OP_LOOP,
+  // Only the planner makes these:
   JPP_OP_INIT,        // () -> initial state of result `attr` of loop `loop`
   JPP_OP_ACCUMULATE,  // (state, value, index) -> state, of result `attr` of loop `loop`
   JPP_OP_SUM,         // (a, b, ...) -> ((a + b) + ...)
@@ -75,10 +79,12 @@ typedef enum jpp_op_kind {
 JPP_API const char* jpp_op_kind_name(jpp_op_kind_t kind);
 
 enum {
-  JPP_OP_CHEAP = 1,     // may be computed again wherever it is needed
-  JPP_OP_BACKWARD = 2,  // written by autodiff, not by the user
-  JPP_OP_EFFECT = 4,    // seen from outside (a callback): runs once a microbatch, outside
-                        // a loop once a step, whether its results are used or not
+  JPP_OP_CHEAP = 1,  // may be recomputed wherever it is needed
+  // Written by autodiff, not by the user.
+  JPP_OP_BACKWARD = 2,
+  // Has a visible effect (a callback): runs once per microbatch, or outside a loop once
+  // per step, whether its results are used or not.
+  JPP_OP_EFFECT = 4,
 };
 
 typedef struct jpp_op {
@@ -90,13 +96,14 @@ typedef struct jpp_op {
   const uint32_t* inputs;
   uint32_t first_output;  // outputs are first_output .. + num_outputs - 1
   uint32_t num_outputs;
-  float cost;         // relative; floating point operations when the front knows them
-  const char* name;   // "dot_general"
-  const char* where;  // the user's "file.py:12"; NULL when unknown
-  // Ops of a graph with the same code compute the same from operands of the same types; 0
-  // says nothing.
+  float cost;        // relative; floating-point operations if the front end knows them
+  const char* name;  // "dot_general"
+  // The user's "file.py:12"; NULL when unknown.
+  const char* where;
+  // Ops of a graph with the same nonzero code compute the same from operands of the same
+  // types.
   uint32_t code;
-  // JPP_OP_TASK: where it runs, ascending; at least one.
+  // JPP_OP_TASK: the ranks that run it, ascending; at least one.
   uint32_t num_ranks;
   const uint32_t* ranks;
 } jpp_op_t;
@@ -106,7 +113,7 @@ typedef enum jpp_reduce_kind {
   JPP_REDUCE_ADD,
   JPP_REDUCE_MAX,
   JPP_REDUCE_CONCAT,
-  JPP_REDUCE_CUSTOM,  // the front knows; state and value types may differ
+  JPP_REDUCE_CUSTOM,  // known to the front end; state and value types may differ
   JPP_REDUCE_KIND_COUNT,
 } jpp_reduce_kind_t;
 
@@ -119,7 +126,7 @@ typedef struct jpp_loop_result {
   // JPP_REDUCE_ADD: in the loop, each device of a rank sums its own part of the value;
   // the parts are added once, after the loop.
   bool partial;
-  uint32_t value;  // a value of the body, or of outside
+  uint32_t value;  // a value of the body, or from outside the loop
 } jpp_loop_result_t;
 
 typedef struct jpp_loop {
@@ -129,34 +136,36 @@ typedef struct jpp_loop {
   uint32_t first_op;      // body: ops first_op .. op - 1
   uint32_t num_results;
   const jpp_loop_result_t* results;  // result k becomes output k of `op`
-  uint32_t stages;                   // what the schedule says; 0 when the text did not
-  const char* schedule;              // "1f1b"; NULL when the front holds the task lists
+  uint32_t stages;                   // of the schedule; 0 when the text does not give it
+  const char* schedule;  // "1f1b"; NULL when the front end holds the task lists
   const char* where;
 } jpp_loop_t;
 
 typedef struct jpp_graph_arg {
   uint32_t value;
-  bool donated;  // the step may reuse or free its memory
-  // The ranks on which it must be given, ascending; others get it from the first of them.
-  // None: all ranks that need it.
+  // The step may reuse or free its memory.
+  bool donated;
+  // The ranks on which the caller passes it, ascending; other ranks get it from the first
+  // of them. None: all ranks that need it.
   uint32_t num_ranks;
   const uint32_t* ranks;
 } jpp_graph_arg_t;
 
 typedef struct jpp_graph_output {
   uint32_t value;
-  const char* name;  // "[0].params['w']"; may be NULL
-  // The argument, of the same type, as which the next step gets it; JPP_NONE: none.
-  // Without `ranks`, it is left wherever that argument must be given.
+  // "[0].params['w']"; may be NULL.
+  const char* name;
+  // The argument of the next step, of the same type, that this output becomes; JPP_NONE:
+  // none. Without `ranks`, the output is left wherever that argument must be passed.
   uint32_t next;
-  // The ranks that it is left on, ascending; none: where it is made.
+  // The ranks on which it is left, ascending; none: the ranks that make it.
   uint32_t num_ranks;
   const uint32_t* ranks;
 } jpp_graph_output_t;
 
 typedef struct jpp_graph {
   const char* name;
-  uint32_t ranks;  // pipeline ranks; 0 when the text did not say
+  uint32_t ranks;  // pipeline ranks; 0 when the text does not give it
   uint32_t num_values, num_ops, num_loops, num_args, num_outputs;
   const jpp_value_t* values;
   const jpp_op_t* ops;
@@ -180,7 +189,7 @@ JPP_API jpp_status_t* jpp_graph_builder_add_arg(jpp_graph_builder_t* builder,
                                                 const jpp_type_t* type, bool donated,
                                                 JPP_OPTIONAL const char* name,
                                                 uint32_t* out_value) JPP_MUST_USE;
-// The argument that was added last is given on these ranks, ascending, and no others.
+// The argument that was added last is passed on these ranks, ascending, and no others.
 JPP_API jpp_status_t* jpp_graph_builder_give_arg(jpp_graph_builder_t* builder,
                                                  const uint32_t* ranks,
                                                  uint32_t num_ranks) JPP_MUST_USE;
@@ -202,7 +211,8 @@ typedef struct jpp_op_desc {
   uint32_t num_ranks;
 } jpp_op_desc_t;
 
-// Outputs get consecutive ids from *out_first_output on. Strings and types are copied.
+// Outputs get consecutive ids, beginning with *out_first_output. Strings and types are
+// copied.
 JPP_API jpp_status_t* jpp_graph_builder_add_op(jpp_graph_builder_t* builder,
                                                const jpp_op_desc_t* desc,
                                                uint32_t* out_first_output) JPP_MUST_USE;
@@ -229,18 +239,18 @@ JPP_API jpp_status_t* jpp_graph_builder_add_output(jpp_graph_builder_t* builder,
                                                    uint32_t value,
                                                    JPP_OPTIONAL const char* name,
                                                    uint32_t next) JPP_MUST_USE;
-// The output that was added last is left on these ranks, ascending, and no others. A
-// value that depends on no loop is made there; other values are sent.
+// The output that was added last is left on these ranks, ascending, and no others. They
+// compute a value that depends on no loop; other values are sent to them.
 JPP_API jpp_status_t* jpp_graph_builder_leave_output(jpp_graph_builder_t* builder,
                                                      const uint32_t* ranks,
                                                      uint32_t num_ranks) JPP_MUST_USE;
 
-// Hands the graph over. The builder is empty afterwards.
+// Hands the graph to the caller. The builder is empty afterwards.
 JPP_API jpp_status_t* jpp_graph_builder_finish(jpp_graph_builder_t* builder,
                                                jpp_graph_t** out_graph) JPP_MUST_USE;
 
-// Says which results of a loop are partial, [num_results] of the loop. For a graph that
-// no planning has read yet. JPP_GRAPH_ERROR if one is not reduced by JPP_REDUCE_ADD.
+// Sets which results of a loop are partial, [num_results] of the loop. Call it before the
+// graph is planned. JPP_GRAPH_ERROR if one is not reduced by JPP_REDUCE_ADD.
 JPP_API jpp_status_t* jpp_graph_set_partial(jpp_graph_t* graph, uint32_t loop,
                                             const bool* partial) JPP_MUST_USE;
 
@@ -267,8 +277,8 @@ JPP_API jpp_status_t* jpp_graph_set_partial(jpp_graph_t* graph, uint32_t loop,
 JPP_API jpp_status_t* jpp_graph_print(const jpp_graph_t* graph,
                                       char** out_text) JPP_MUST_USE;
 // The same with the shards that follow from `device_bytes`, [graph->num_values] bytes of
-// each value on one device; 0 where that is not known. Equal pieces only; the bytes may
-// not determine the shards of types smaller than a byte.
+// each value on one device, 0 if unknown. It assumes equal pieces; for types smaller than
+// a byte, the bytes may not determine the shards.
 JPP_API jpp_status_t* jpp_graph_print_sharded(const jpp_graph_t* graph,
                                               const uint64_t* device_bytes,
                                               char** out_text) JPP_MUST_USE;

@@ -1,5 +1,6 @@
-// All of the library. A header a subject, in the order in which data flows; each opens
-// with what goes in, what comes out and which threads may call what.
+// Includes the whole library. Each subject has a header; they follow the order in which
+// data flows, and each opens with what goes in, what comes out and which threads may call
+// what.
 #ifndef JAXPP_JAXPP_H_
 #define JAXPP_JAXPP_H_
 

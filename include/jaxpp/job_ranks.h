@@ -25,13 +25,14 @@ typedef struct jpp_job_mesh {
 typedef struct jpp_job_part {
   bool spans;  // some rank's devices belong to several processes
   uint32_t num_ranks;
-  uint32_t* rank_process;  // [num_ranks] for each rank the process at `places`: for a
-                           // rank of this process, itself
+  // [num_ranks] for each rank the process that owns its positions `places`; for a rank of
+  // this process, itself
+  uint32_t* rank_process;
   uint32_t num_places;
   uint32_t* places;  // [num_places] this process's positions in each of its ranks
 } jpp_job_part_t;
 
-// Describes the part of `process`; a process that owns no device gets the part of rank
+// Describes the devices of `process`; a process that owns no device gets the part of rank
 // 0's first process. JPP_UNSUPPORTED if a rank spans processes in a way that is not
 // supported: on CPUs, on shared devices, at positions that differ between ranks, or so
 // that processes which share ranks could execute their tasks in different orders.

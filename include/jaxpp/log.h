@@ -1,6 +1,6 @@
-// Log: what the library decided and no call returns, for people who want to know why a
-// step is planned and run as it is. JPP_LOG writes it to standard error; a program can
-// take the messages itself.
+// Log: decisions of the library that no call returns, for readers who want to know why a
+// step is planned and run as it is. JPP_LOG writes them to standard error; a program can
+// receive the messages itself.
 //
 // Threads: any thread may set the callback, but not from within a callback.
 #ifndef JAXPP_LOG_H_
@@ -12,22 +12,23 @@ typedef enum jpp_log_level {
   JPP_LOG_OFF,
   JPP_LOG_ERROR,    // a failure that no call returns
   JPP_LOG_WARNING,  // something works, but not as intended
-  JPP_LOG_INFO,     // what was decided for a step
-  JPP_LOG_DEBUG,    // what was decided for each of its parts
+  JPP_LOG_INFO,     // a decision about a step
+  JPP_LOG_DEBUG,    // a decision about a part of a step
   JPP_LOG_LEVEL_COUNT
 } jpp_log_level_t;
 
-// `source` is the file and line in the library that wrote the message ("plan/plan.c:81"),
-// `text` one line without its end. Both are borrowed for the call.
+// `source` is the file and line in the library that logged the message
+// ("plan/plan.c:81"), `text` is one line without a newline. Both are borrowed for the
+// call.
 //
 // Any thread, several at once, with any lock of the library held: must not block, nor
 // call the library.
 typedef void (*jpp_log_callback_t)(void* user, jpp_log_level_t level, const char* source,
                                    const char* text);
 
-// From now on all messages up to level `most` go to `callback`, and none to standard
-// error, whatever JPP_LOG says. A NULL callback restores JPP_LOG. Waits for the former
-// callback where another thread is in it: it is not called any more afterwards.
+// Sends all messages up to level `most` to `callback`, and none to standard error,
+// whatever JPP_LOG says. A NULL callback restores JPP_LOG. Waits while another thread is
+// in the former callback, which is not called any more afterwards.
 JPP_API void jpp_log_set_callback(jpp_log_level_t most,
                                   JPP_OPTIONAL jpp_log_callback_t callback,
                                   JPP_OPTIONAL void* user);

@@ -1,5 +1,5 @@
 // Memories: where the buffers of a value are. An executable reads and writes device
-// memory only; what is elsewhere moves there first.
+// memory only; values in other memories are moved there first.
 //
 // Threads: any thread may call any of these at any time.
 #ifndef JAXPP_MEMORY_H_
@@ -11,7 +11,7 @@
 
 typedef enum jpp_memory {
   JPP_MEMORY_DEVICE = 0,   // the devices' default memory
-  JPP_MEMORY_PINNED_HOST,  // of the host, where devices can copy from and to
+  JPP_MEMORY_PINNED_HOST,  // host memory that devices copy to and from directly
   JPP_MEMORY_COUNT
 } jpp_memory_t;
 

@@ -10,29 +10,29 @@
 //    of them: same ops, same inputs, same outputs, and so one module.
 //
 // The rules (docs/partition.md walks through them):
-//  1. Forward marks cut the body in order: what mark k needs and no earlier mark took is
-//     fwd_k. The backward marks cut the rest from the last stage to the first; what no
-//     mark needs goes where its latest operand is made, and so does what moves a value
-//     out of device memory, needed or not. A stage that has all ops of
-//     stage 1 and more runs them as a task of their own, which is the same module.
-//  2. Cheap ops of the loop index and of values from outside are computed again in every
-//     task that needs them. Other ops that only use values from outside leave the loop.
-//  3. Results reduced by a sum whose terms come from several tasks (a weight shared by
-//     stages) get one accumulator a task; the parts are summed after the loop. A loop of
-//     one microbatch has no accumulators: its tasks make its results.
-//  4. Outside, copies of a value are equal to the bit: one rank makes it and sends it, or
-//     all ranks that make it run the same task on inputs that are themselves equal.
-//  5. An op outside that depends on no loop runs on every rank that needs its result.
-//     One that depends on a loop runs where @place says, or else on ranks that have all
-//     of its operands. If no rank has them all, a small op runs on each rank that needs
-//     its result, a large sum on all ranks that have a term, and any other large op on
-//     the ranks that have its largest operand.
-//  6. A result that the next step gets as an argument is left on all ranks that need it,
-//     and an op that depends on no loop makes it there.
+//  1. Forward marks cut the body in order: fwd_k has the ops that mark k needs and that
+//     no earlier mark took. The backward marks cut the rest from the last stage to the
+//     first. An op that no mark needs joins the task that makes its latest operand, and
+//     so does an op that moves a value out of device memory, even if a mark needs it. A
+//     stage that has all ops of stage 1 and more runs these ops as a separate task, so
+//     that the stages share its module.
+//  2. Every task that needs a cheap op of the loop index and of values from outside
+//     computes it again. Other ops that only use values from outside leave the loop.
+//  3. If the terms of a summed result come from several tasks (a weight that stages
+//     share), each task has an accumulator, and the parts are summed after the loop. A
+//     loop of one microbatch has no accumulators: its tasks make its results.
+//  4. Outside the loops, copies of a value are equal to the bit: one rank makes it and
+//     sends it, or all ranks that make it run the same task on inputs that are equal too.
+//  5. An op outside the loops that depends on no loop runs on every rank that needs its
+//     result. One that depends on a loop runs where @place says, or else on ranks that
+//     have all of its operands. If no rank has them all, a small op runs on each rank
+//     that needs its result, a large sum on all ranks that have a term, and any other
+//     large op on the ranks that have its largest operand.
+//  6. A result that becomes an argument of the next step is left on all ranks that need
+//     it there; if it depends on no loop, each of these ranks computes it.
 //
-// Threads: any thread, several at once, also on the same graph, which is only read. A
-// staged graph that is made may be read by any number of threads; destroy it when none
-// does.
+// Threads: any thread, several at once, also on the same graph, which is only read. Any
+// number of threads may read a finished staged graph; destroy it when no thread uses it.
 #ifndef JAXPP_PARTITION_H_
 #define JAXPP_PARTITION_H_
 
@@ -43,15 +43,17 @@ typedef struct jpp_task {
   const char* name;  // "fwd_0", "bwd_i_2", "after_loop_0_3"
   uint8_t kind;      // jpp_task_kind_t
   uint32_t rank;
-  uint32_t loop, stage;  // JPP_NONE outside
-  uint32_t phase;        // outside: phase p runs before loop p; the last one after all
+  uint32_t loop, stage;  // JPP_NONE outside loops
+  // Outside loops: tasks of phase p run before loop p, those of the last phase after all.
+  uint32_t phase;
   // The first task with the same ops, inputs and outputs, of the lowest rank that runs
-  // them; its own id if there is no other. Such tasks are donated the same inputs.
+  // them; its own id if there is no other. Such tasks donate the same inputs.
   uint32_t repeats;
-  // The task that follows this one wherever a schedule runs the stage; JPP_NONE: none.
+  // The task that must follow this one directly wherever a schedule runs the stage;
+  // JPP_NONE: none.
   uint32_t next_part;
-  // The task with the same ops on operands of the same types whose module it shares, as
-  // far as the same inputs can be donated; JPP_NONE: none that is known of.
+  // The task with the same ops on operands of the same types whose module this task
+  // shares, provided that both can donate the same inputs; JPP_NONE: none known.
   uint32_t pattern;
   uint32_t num_ops, num_inputs, num_outputs;
   const uint32_t* ops;      // staged op ids, in an order that can run
@@ -69,8 +71,8 @@ typedef struct jpp_accumulator {
 } jpp_accumulator_t;
 
 typedef enum jpp_value_scope {
-  JPP_SCOPE_STEP,        // one instance a step
-  JPP_SCOPE_MICROBATCH,  // one instance a microbatch
+  JPP_SCOPE_STEP,        // one instance per step
+  JPP_SCOPE_MICROBATCH,  // one instance per microbatch
   JPP_SCOPE_STATE,       // an accumulator's state or next
 } jpp_value_scope_t;
 
@@ -93,18 +95,20 @@ typedef struct jpp_staged_loop {
   const uint32_t* weight;      // [stages] task ids of bwd_w
 } jpp_staged_loop_t;
 
-// A cost of a partition that a user may not expect, and may want to change.
+// A cost of the partition that a user may not expect and may want to avoid.
 typedef enum jpp_partition_note_kind {
-  JPP_NOTE_MOVES,    // an op outside the loops uses arrays of several ranks: `bytes` move
-  JPP_NOTE_UNSPLIT,  // input and weight gradients come from one op, so that those of the
-                     // weights cannot wait: `share` of the backward of `stage`
+  // An op outside the loops uses arrays of several ranks: `bytes` are sent.
+  JPP_NOTE_MOVES,
+  // One op computes input and weight gradients, so the weight gradients cannot be
+  // deferred: `share` of the backward of `stage`.
+  JPP_NOTE_UNSPLIT,
 } jpp_partition_note_kind_t;
 
 typedef struct jpp_partition_note {
   uint8_t kind;    // jpp_partition_note_kind_t
-  uint32_t op;     // the first of those on the same source line
-  uint32_t rank;   // JPP_NOTE_MOVES: to where
-  uint64_t bytes;  // in a step
+  uint32_t op;     // the first such op on its source line
+  uint32_t rank;   // JPP_NOTE_MOVES: the destination
+  uint64_t bytes;  // per step
   uint32_t stage;  // JPP_NOTE_UNSPLIT
   float share;     // 0 to 1, of the stage's cost
 } jpp_partition_note_t;
@@ -112,20 +116,23 @@ typedef struct jpp_partition_note {
 typedef struct jpp_staged {
   const jpp_graph_t* graph;  // borrowed: must outlive this
   uint32_t ranks;
-  // The graph's values and ops under their own ids, then what the planner made. Inputs of
-  // these ops look through marks.
+  // The graph's values and ops under their own ids, followed by those that the planner
+  // made. Inputs of these ops look through marks.
   uint32_t num_values, num_ops, num_tasks, num_accumulators;
   const jpp_value_t* values;
   const jpp_op_t* ops;
-  const uint8_t* scopes;  // [num_values] jpp_value_scope_t
-  // [num_values] for a value of the graph itself, for one that the planner made the value
-  // of the graph that it is a part of: both have one type and one sharding.
+  // [num_values] jpp_value_scope_t.
+  const uint8_t* scopes;
+  // [num_values] For a value that the planner made: the value of the graph that it is a
+  // part of, with the same type and sharding. For a value of the graph: the value itself.
   const uint32_t* origins;
   const jpp_task_t* tasks;
   const jpp_accumulator_t* accumulators;
-  const jpp_staged_loop_t* loops;     // [graph->num_loops]
-  const jpp_staged_value_t* args;     // [graph->num_args] where each must be given
-  const jpp_staged_value_t* outputs;  // [graph->num_outputs] where each is left
+  const jpp_staged_loop_t* loops;  // [graph->num_loops]
+  // [graph->num_args] The ranks on which each is passed.
+  const jpp_staged_value_t* args;
+  // [graph->num_outputs] The ranks on which each is left.
+  const jpp_staged_value_t* outputs;
   uint32_t num_notes;
   const jpp_partition_note_t* notes;
 } jpp_staged_t;

@@ -1,23 +1,23 @@
 // Program: the instructions of each actor.
 //
 // In: a staged graph, a schedule for each loop, the bytes of every value on one device.
-// Out: one flat instruction list an actor. All tasks are put in one order that can run;
-// each value is sent right after the task that makes it, at most once to each rank, and
-// received there right before its first use, in the order in which it was sent. Channels
-// have the slots that this order needs, so the lists cannot deadlock; check/ proves that
-// again from the lists alone.
+// Out: one flat instruction list per actor. All tasks are put in one order in which they
+// can run; each value is sent right after the task that makes it, at most once to each
+// rank, and received right before its first use there, in the order in which it was sent.
+// Channels have the slots that this order needs, so the lists cannot deadlock; check/
+// proves that again from the lists alone.
 //
-// Operands are registers: slots that hold one value, all its shards on the actor's
+// Operands are registers: slots that hold one value, with all its shards on the actor's
 // devices.
 //
-// Runs and messages take and make values in device memory. A value of another memory is
-// moved: out of the devices right after the sends that follow its run, to them right
-// before the first run of a rank that reads it. That copy stays until its last use,
-// except that what a forward has received goes back until its backward.
+// Runs and messages read and write values in device memory. A value of another memory is
+// moved: out of device memory right after the sends that follow its run, and into it
+// right before the first run of a rank that reads it. That copy stays until its last use;
+// but a value that a forward has received leaves device memory until its backward.
 //
 // Threads: any thread, several at once, also on the same staged graph, which is only
-// read. A plan that is made may be read by any number of threads; destroy it when none
-// does.
+// read. Any number of threads may read a finished plan; destroy it when no thread uses
+// it.
 #ifndef JAXPP_PROGRAM_H_
 #define JAXPP_PROGRAM_H_
 
@@ -29,7 +29,7 @@ typedef enum jpp_instr_kind {
   JPP_INSTR_RUN,     // args, then results, of task `target`
   JPP_INSTR_SEND,    // one arg through channel `target`; the register stays
   JPP_INSTR_RECV,    // one result through channel `target`
-  JPP_INSTR_DELETE,  // args die
+  JPP_INSTR_DELETE,  // deletes the args
   JPP_INSTR_MOVE,    // one arg to one result, in memory `target`; the arg stays
   JPP_INSTR_KIND_COUNT,
 } jpp_instr_kind_t;
@@ -42,7 +42,7 @@ typedef struct jpp_instr {
   uint32_t target;         // RUN: task id; SEND, RECV: channel id; MOVE: jpp_memory_t
   uint32_t microbatch;     // JPP_NONE outside loops
   uint32_t first_operand;  // registers: operands[first_operand ..], args before results
-  uint32_t first_value;    // the values behind them: operand_values[first_value ..]
+  uint32_t first_value;    // the values in them: operand_values[first_value ..]
   uint32_t num_args;
   uint32_t num_results;
 } jpp_instr_t;
@@ -50,7 +50,8 @@ typedef struct jpp_instr {
 // A register that is filled before the first instruction.
 typedef struct jpp_program_input {
   uint32_t reg;
-  uint32_t arg;  // which argument of the step
+  // Which argument of the step.
+  uint32_t arg;
   // False: borrowed from the caller, who still owns it after the step. True: the program
   // deletes or donates it.
   bool owned;
@@ -66,7 +67,7 @@ typedef struct jpp_program_constant {
 typedef struct jpp_program_output {
   uint32_t reg;
   uint32_t output;  // which output of the step
-  bool copy;        // the register keeps its owner: hand out a copy
+  bool copy;        // the caller gets a copy; the register keeps its owner
 } jpp_program_output_t;
 
 typedef struct jpp_program {
@@ -74,7 +75,7 @@ typedef struct jpp_program {
   uint32_t num_instrs, num_operands, num_operand_values, num_registers;
   uint32_t num_inputs, num_constants, num_outputs;
   const jpp_instr_t* instrs;
-  // Instructions may share parts of these two.
+  // Programs may share parts of these two lists.
   const uint32_t* operands;        // [num_operands]
   const uint32_t* operand_values;  // [num_operand_values]
   const jpp_program_input_t* inputs;
@@ -82,25 +83,25 @@ typedef struct jpp_program {
   const jpp_program_output_t* outputs;
   // Bytes in the memory of each device of the actor. A result that takes over a donated
   // arg's memory counts once. Receive slots are reserved for the whole step.
-  uint64_t peak_bytes;       // highest sum of live registers, receive slots included
+  uint64_t peak_bytes;       // the largest sum of live registers, receive slots included
   uint64_t reserved_bytes;   // receive slots
-  uint32_t peak_instr;       // where the peak is
-  uint64_t peak_host_bytes;  // the highest sum in pinned host memory, for each device
+  uint32_t peak_instr;       // the instruction at which the peak is reached
+  uint64_t peak_host_bytes;  // the largest sum in pinned host memory, for each device
 } jpp_program_t;
 
 typedef struct jpp_plan_channel {
   uint32_t src, dst;   // ranks
-  uint32_t slots;      // messages that may be under way
+  uint32_t slots;      // messages that may be in flight
   uint64_t max_bytes;  // of one message, on each device
-  uint32_t messages;   // in one step
+  uint32_t messages;   // per step
 } jpp_plan_channel_t;
 
 // What all runs of a task have in common.
 typedef struct jpp_task_binding {
-  // [task->num_inputs] JPP_NONE, or the output whose memory is this input's: the input is
-  // donated, and dead after every run of the task.
+  // [task->num_inputs] the output that takes over the input's memory: the input is
+  // donated, and dead after every run of the task; or JPP_NONE
   const uint32_t* donated_to;
-  uint32_t runs;  // in one step, on its rank
+  uint32_t runs;  // per step, on its rank
 } jpp_task_binding_t;
 
 typedef struct jpp_plan {
@@ -113,14 +114,16 @@ typedef struct jpp_plan {
 } jpp_plan_t;
 
 typedef struct jpp_program_options {
-  size_t struct_size;                      // sizeof(jpp_program_options_t)
-  const jpp_schedule_t* const* schedules;  // [graph->num_loops], verified
-  // [staged->num_values] bytes of each value on one device; NULL: by the types' shards.
+  size_t struct_size;  // sizeof(jpp_program_options_t)
+  // [graph->num_loops] verified.
+  const jpp_schedule_t* const* schedules;
+  // [staged->num_values] bytes of each value on one device; NULL: according to the types'
+  // shards.
   const uint64_t* value_bytes;
   uint32_t channel_slots;  // minimum for each channel; 0: 2
 } jpp_program_options_t;
 
-// The staged graph is borrowed and must outlive the plan; schedules need not.
+// The staged graph is borrowed and must outlive the plan; the schedules need not.
 JPP_API jpp_status_t* jpp_program_build(const jpp_staged_t* staged,
                                         const jpp_program_options_t* options,
                                         jpp_plan_t** out_plan) JPP_MUST_USE;
@@ -128,8 +131,8 @@ JPP_API void jpp_plan_destroy(jpp_plan_t* plan);
 
 // A rank's part of one step. Its layout is final.
 typedef struct jpp_rank_costs {
-  uint32_t tasks;            // runs
-  double flops;              // the sum of the ops' costs, which see
+  uint32_t tasks;            // task runs
+  double flops;              // the sum of the ops' costs
   uint64_t peak_bytes;       // on each of the rank's devices
   uint64_t peak_host_bytes;  // in pinned host memory, for each of the rank's devices
 } jpp_rank_costs_t;
@@ -148,8 +151,8 @@ typedef struct jpp_collective_costs {
   const char* task;  // its name
   const char* kind;  // "all-reduce"
   const char* axes;  // "data,model"
-  uint64_t times;    // in a step
-  uint64_t bytes;    // of results on each device, in a step
+  uint64_t times;    // per step
+  uint64_t bytes;    // of the results on each device, per step
 } jpp_collective_costs_t;
 
 typedef struct jpp_plan_costs {
@@ -159,7 +162,7 @@ typedef struct jpp_plan_costs {
   const jpp_collective_costs_t* collectives;  // [num_collectives] by rank
 } jpp_plan_costs_t;
 
-// The costs of a step, which the caller frees with jpp_plan_costs_destroy().
+// Computes the costs of a step; the caller frees them with jpp_plan_costs_destroy().
 JPP_API jpp_status_t* jpp_plan_costs(const jpp_plan_t* plan,
                                      jpp_plan_costs_t** out_costs) JPP_MUST_USE;
 // Adds a row behind those of its rank and copies its texts. A plan alone has no rows:
@@ -168,8 +171,8 @@ JPP_API jpp_status_t* jpp_plan_costs_add_collective(
     jpp_plan_costs_t* costs, const jpp_collective_costs_t* collective) JPP_MUST_USE;
 // Takes NULL.
 JPP_API void jpp_plan_costs_destroy(jpp_plan_costs_t* costs);
-// Tables of the ranks, the links and the collectives, with a column of pinned host memory
-// if any rank has some; free with jpp_text_free().
+// Tables of the ranks, the links and the collectives, with a column for pinned host
+// memory if any rank uses it; free with jpp_text_free().
 JPP_API jpp_status_t* jpp_plan_costs_print(const jpp_plan_costs_t* costs,
                                            char** out_text) JPP_MUST_USE;
 
@@ -178,11 +181,11 @@ typedef void (*jpp_append_sharding_t)(void* user, uint32_t value, jpp_str_t* str
 // Text; free with jpp_text_free().
 JPP_API jpp_status_t* jpp_plan_print(const jpp_plan_t* plan,
                                      char** out_text) JPP_MUST_USE;
-// All actors' instructions in one order in which they can run, in the manner of a jaxpr:
+// All actors' instructions in one order in which they can run, in the style of a jaxpr:
 // `task[... task_name=fwd_0 ...]`, `transfer[...]`, `delete[...]`. Free as above.
-// `schedules` [loops] are the plan's, for the latencies of their tasks; NULL: tasks have
-// the latency of their kind. `append_sharding` says on one line how a transferred value
-// is laid out on each rank; NULL: that is not shown.
+// `schedules` [loops] are those of the plan, and give the latencies of its tasks; NULL:
+// each task has the latency of its kind. `append_sharding` appends to one line how a
+// transferred value is laid out on each rank; NULL: layouts are not shown.
 JPP_API jpp_status_t* jpp_plan_print_jaxpr(
     const jpp_plan_t* plan, JPP_OPTIONAL const jpp_schedule_t* const* schedules,
     JPP_OPTIONAL jpp_append_sharding_t append_sharding, JPP_OPTIONAL void* user,

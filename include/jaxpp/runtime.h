@@ -1,10 +1,10 @@
 // Runtime: runs a plan's programs, one actor per pipeline rank, on a client's devices.
 //
-// A call takes its arguments and returns. One thread of the runtime issues the steps,
-// another one waits for them. Up to `steps_in_flight` steps run at a time; then the next
-// call waits. Executions, copies and sends are asynchronous, and the device's buffers
-// carry their dependences: the next step's tasks begin as soon as their inputs exist,
-// while others of this step still run. The step loop allocates nothing and looks nothing
+// A call takes its arguments and returns without waiting. One thread of the runtime
+// issues the steps, another waits for them. Up to `steps_in_flight` steps run at a time;
+// beyond that, a call waits. Executions, copies and sends are asynchronous, and buffers
+// carry the dependences: the next step's tasks begin as soon as their inputs exist, while
+// other tasks of this step still run. The step loop allocates nothing and looks nothing
 // up.
 //
 // Ownership. The caller releases every array that it passed as an argument, donated or
@@ -15,8 +15,8 @@
 //
 // Lifetimes. The runtime borrows client, plan and executables, which must outlive it.
 // Arrays outlive the runtime and the plan, and need only their client. Traces belong to
-// the runtime and end with it. jpp_runtime_destroy() waits for all steps, so that nothing
-// of theirs runs when it returns.
+// the runtime and end with it. jpp_runtime_destroy() waits for all steps, so that none of
+// their work runs after it returns.
 //
 // A step that fails releases everything it made. Its status (JPP_EXECUTION_ERROR,
 // JPP_OUT_OF_MEMORY, JPP_NAN_ERROR, JPP_CANCELLED) names actor, instruction, task,
@@ -25,19 +25,19 @@
 //
 // Threads: any thread may call anything but destroy at any time; steps are issued in the
 // order of the calls. Read a trace while no traced step is in flight. Runtimes share
-// nothing but the client.
+// only the client.
 //
-// Several processes: arguments and results are on the ranks of this process; the other
-// processes have the parts of the other ranks. A step that fails in one process fails in
-// all of them, with the status of the first. Their runtimes are unusable then: every
+// Several processes: a call passes and returns arrays on the ranks of this process; the
+// other processes do so for theirs. A step that fails in one process fails in all of
+// them, with the status of the first failure. Their runtimes are then unusable: every
 // further call returns that status.
 //
 // A rank whose devices belong to several processes: each of these processes has a runtime
 // with some of the devices, the same number in each of its ranks, and `rank_process`
 // names for every rank the process with which it exchanges its shards. Tasks are compiled
 // for all devices of the rank (device.h), so that its processes execute them together. A
-// process has devices of one rank or of all ranks, because the order in which several
-// ranks are issued depends on when messages of other processes arrive.
+// process must have devices of one rank or of all ranks: the order in which it would
+// issue several ranks depends on when messages from other processes arrive.
 #ifndef JAXPP_RUNTIME_H_
 #define JAXPP_RUNTIME_H_
 
@@ -47,12 +47,13 @@
 
 typedef struct jpp_runtime jpp_runtime_t;
 
-// What runs a task. Tasks may share an executable.
-// Its layout is final.
+// The executable of a task. Tasks may share an executable. Its layout is final.
 typedef struct jpp_task_executable {
-  jpp_executable_t* executable;  // NULL for a task without ops, which is skipped
-  bool portable;                 // compiled for any one device: runs on the rank's device
-                                 // if it has one, otherwise where it was compiled
+  // NULL for a task without ops, which is skipped.
+  jpp_executable_t* executable;
+  // Compiled for any one device: runs on the rank's device if the rank has one device,
+  // otherwise where it was compiled
+  bool portable;
 } jpp_task_executable_t;
 
 typedef struct jpp_runtime_options {
@@ -66,18 +67,19 @@ typedef struct jpp_runtime_options {
   const char* transport;                     // the driver between ranks; NULL: "inproc"
   uint32_t steps_in_flight;                  // 0: 2
   // Several processes with one plan: each has a runtime, which runs the ranks of its
-  // process, and calls the same steps in the same order. NULL: this one has all ranks.
+  // process, and calls the same steps in the same order. NULL: this process has all
+  // ranks.
   const uint32_t* rank_process;  // [ranks]
-  uint32_t process;              // this one
-  // A transport of bytes, connected to the other processes; NULL for one process. The
-  // runtime takes it over, also where jpp_runtime_create() fails.
+  uint32_t process;              // this process
+  // A transport of bytes that is connected to the other processes; NULL for one process.
+  // The runtime takes ownership of it, even if jpp_runtime_create() fails.
   jpp_transport_t* network;
   // A step that receives nothing from other processes for this long fails with
-  // JPP_PEER_ERROR, which names what it waits for: a process may be alive and hang.
-  // 0: 600000, ten minutes.
+  // JPP_PEER_ERROR, which names what it waits for: a live process may hang. 0: 600000,
+  // ten minutes.
   uint32_t stall_timeout_ms;
-  // The same for a send or receive in a step that all processes are known to have begun:
-  // at least this long, as long as a whole step, and 20 times its usual wait. 0: 60000.
+  // The limit for a send or receive in a step that all processes are known to have begun:
+  // the largest of this, the time of a whole step, and 20 times its usual wait. 0: 60000.
   uint32_t step_timeout_ms;
 } jpp_runtime_options_t;
 
@@ -91,27 +93,28 @@ JPP_API jpp_status_t* jpp_runtime_create(const jpp_runtime_options_t* options,
 // NULL.
 JPP_API void jpp_runtime_destroy(jpp_runtime_t* runtime);
 
-// Adds to the costs of a plan what its tasks, once compiled, send among the devices of a
-// rank, whose mesh has these axes. `executables` are those of the tasks, as in the
-// options; one that is NULL, or that the plugin does not show, adds nothing.
+// Adds the collectives of the compiled tasks to the costs of a plan; the axes are those
+// of a rank's mesh. `executables` are those of the tasks, as in jpp_runtime_options_t;
+// one that is NULL, or whose program the plugin does not expose, adds nothing.
 JPP_API jpp_status_t* jpp_plan_costs_add_compiled(
     jpp_plan_costs_t* costs, const jpp_plan_t* plan, jpp_client_t* client,
     const jpp_task_executable_t* executables, uint32_t num_axes, const char* const* names,
     const uint32_t* sizes) JPP_MUST_USE;
 
-// Memory that a step takes on each device of a rank, in bytes. Its layout is final.
+// Memory that a step uses on each device of a rank, in bytes. Its layout is final.
 typedef struct jpp_rank_memory {
   uint64_t arguments, results;
-  uint64_t donated;  // arguments whose memory the step may use
-  uint64_t
-      temporary;  // `peak` without arguments, and results that are not donated memory
-  uint64_t code;  // of the rank's tasks
-  uint64_t peak;  // planned, and what the task with the most temporary memory needs
+  uint64_t donated;    // arguments whose memory the step may use
+  uint64_t temporary;  // `peak` without arguments and without results that are not
+                       // donated memory
+  uint64_t code;       // of the rank's tasks
+  // The planned peak plus the largest temporary memory of a task.
+  uint64_t peak;
   // The same in pinned host memory, for each device.
   uint64_t host_arguments, host_results, host_donated, host_temporary, host_peak;
 } jpp_rank_memory_t;
 
-// What a plugin does not say counts as 0. `executables` are those of the tasks.
+// What a plugin does not report counts as 0. `executables` are those of the tasks.
 JPP_API jpp_status_t* jpp_plan_rank_memory(const jpp_plan_t* plan, uint32_t rank,
                                            jpp_client_t* client,
                                            const jpp_task_executable_t* executables,
@@ -121,59 +124,63 @@ JPP_API jpp_status_t* jpp_plan_rank_memory(const jpp_plan_t* plan, uint32_t rank
 
 typedef struct jpp_call {
   size_t struct_size;  // sizeof(jpp_call_t)
-  // [num_args] The call deletes the contents of donated arguments: of all of them, or of
-  // none where it returns an error. An argument that is not on every rank that needs it
+  // [num_args] The call deletes the contents of the donated arguments: of all of them, or
+  // of none if it returns an error. An argument that is not on every rank that needs it
   // is copied there first. The caller still releases each handle.
   jpp_array_t* const* args;
-  uint32_t num_args;  // graph->num_args; jpp_planfile_step_call() takes no constants
+  // Graph->num_args; jpp_planfile_step_call() takes no constants.
+  uint32_t num_args;
   // [num_results] Filled with promises, each held once for the caller, who releases them;
-  // all NULL after an error. What was in the list before is not released.
+  // all NULL after an error. Previous elements of the list are not released.
   jpp_array_t** results;
   uint32_t num_results;  // graph->num_outputs
-  // Ends the call's wait for its turn, or for other readers of donated arguments.
-  const jpp_interrupt_t* interrupt;  // NULL: the wait cannot be interrupted
+  // Ends the call's wait for its turn, or for other readers of donated arguments. NULL:
+  // the wait cannot be interrupted.
+  const jpp_interrupt_t* interrupt;
 } jpp_call_t;
 
-// Takes the arguments and returns. JPP_DONATED_ERROR for an argument that is deleted, or
-// that is donated and given twice; JPP_CANCELLED if interrupted; the status of an
-// argument that failed, or of an earlier step whose failure no caller has been told.
-// After an error nothing has happened: no argument is deleted, and no step was called.
+// Takes the arguments and returns without waiting for the step. JPP_DONATED_ERROR for an
+// argument that is deleted, or that is donated and given twice; JPP_CANCELLED if
+// interrupted; the status of an argument that failed, or of an earlier step whose failure
+// was not reported to any caller. After an error nothing has changed: no argument is
+// deleted, and no step was called.
 JPP_API jpp_status_t* jpp_runtime_call(jpp_runtime_t* runtime,
                                        const jpp_call_t* call) JPP_MUST_USE;
 
-// Makes an argument for jpp_runtime_call() of an array that the program describes: one on
+// Makes an argument for jpp_runtime_call() from an array that the program describes: on
 // the host, in memory of another framework, or on other ranks. jpp_argument_take()
-// decides and does what the plan wants of argument `arg`; of an array on the runtime's
-// devices, `devices` in the description is 1. `blocks` are those of a rank's devices,
+// decides and does what the plan requires of argument `arg`; in the description of an
+// array on the runtime's devices, `devices` is 1. `blocks` are those of a rank's devices,
 // [devices_per_rank][ndim][2]; NULL: each device has the whole array. The caller holds
-// the array. Errors: those of jpp_argument_take(), where JPP_OUT_OF_MEMORY says what the
-// plan takes, and JPP_INVALID_ARGUMENT for a number that no argument has.
+// the array. Errors: those of jpp_argument_take(), whose JPP_OUT_OF_MEMORY also says how
+// much the plan needs, and JPP_INVALID_ARGUMENT for an argument number that is out of
+// range.
 JPP_API jpp_status_t* jpp_runtime_take(jpp_runtime_t* runtime, uint32_t arg,
                                        JPP_OPTIONAL const int64_t* blocks,
                                        const jpp_source_t* source,
                                        jpp_array_t** out_array) JPP_MUST_USE;
 
 // Waits until all steps called so far are done. Returns the status of a step that failed,
-// if no caller has been told yet; JPP_CANCELLED if interrupted.
+// if it was not reported to any caller before; JPP_CANCELLED if interrupted.
 JPP_API jpp_status_t* jpp_runtime_await(
     jpp_runtime_t* runtime, JPP_OPTIONAL const jpp_interrupt_t* interrupt) JPP_MUST_USE;
 // The number of steps called so far.
 JPP_API uint64_t jpp_runtime_num_steps(const jpp_runtime_t* runtime);
-// The same for the first `steps` of them, while later ones go on.
+// The same for the first `steps` of them; later steps may still run.
 JPP_API jpp_status_t* jpp_runtime_await_steps(
     jpp_runtime_t* runtime, uint64_t steps,
     JPP_OPTIONAL const jpp_interrupt_t* interrupt) JPP_MUST_USE;
 
 // Whether the job has failed, here or in another process: the runtime is unusable.
 JPP_API bool jpp_runtime_is_broken(const jpp_runtime_t* runtime);
-// Whether devices of this process still worked on a step long after the job had failed,
-// so that the runtime stopped waiting for them; jpp_runtime_destroy() would wait.
+// Whether the runtime stopped waiting because devices of this process still worked on a
+// step long after the job had failed; jpp_runtime_destroy() would wait for them.
 JPP_API bool jpp_runtime_has_given_up(const jpp_runtime_t* runtime);
 
 // Any thread, also from a signal handler: the steps in flight stop issuing and fail with
-// JPP_CANCELLED, also those that were issued completely. Arguments donated to them are
+// JPP_CANCELLED, even those that were issued completely. Arguments donated to them are
 // lost. The runtime does not wait for work that the devices still do, unless it is
-// traced; the next step's work follows it. Without a step in flight it does nothing.
+// traced; the work of the next step follows it. Without a step in flight it does nothing.
 JPP_API void jpp_runtime_cancel(jpp_runtime_t* runtime);
 
 // For debugging: a task whose floating-point results contain a NaN or an infinity fails
@@ -181,9 +188,8 @@ JPP_API void jpp_runtime_cancel(jpp_runtime_t* runtime);
 // which is slow. Off by default; takes effect with the next step.
 JPP_API void jpp_runtime_set_checks(jpp_runtime_t* runtime, bool nans, bool infs);
 
-// Adds to a JPP_OUT_OF_MEMORY on a device of the rank what the plan says about its memory
-// and what to do. Returns any other status, and NULL, unchanged. Takes and returns
-// ownership.
+// Extends a JPP_OUT_OF_MEMORY on a device of the rank with the plan's memory use and with
+// remedies. Returns any other status, and NULL, unchanged. Takes and returns ownership.
 JPP_API jpp_status_t* jpp_plan_explain_memory(const jpp_plan_t* plan, uint32_t rank,
                                               jpp_status_t* status) JPP_MUST_USE;
 
@@ -195,31 +201,32 @@ typedef struct jpp_trace_run {
   uint32_t task;        // staged task id
   uint32_t microbatch;  // JPP_NONE outside loops
   int64_t issued;       // the call was made
-  int64_t start;        // the device could begin: issued, arguments exist, and the
-                        // actor's previous run is done
-  int64_t end;          // results exist
+  int64_t start;  // when the device could begin: the run was issued, its arguments exist,
+                  // and the actor's previous run is done
+  int64_t end;    // results exist
 } jpp_trace_run_t;
 
 typedef struct jpp_trace {
   const jpp_plan_t* plan;
-  uint64_t step;  // which call, from 1
-  int64_t start;  // when its issue began: CLOCK_MONOTONIC, nanoseconds
-  int64_t clock;  // the same as CLOCK_REALTIME, by which traces of processes are joined
+  uint64_t step;  // the number of the call, from 1
+  int64_t start;  // when issuing began: CLOCK_MONOTONIC, nanoseconds
+  int64_t clock;  // the same as CLOCK_REALTIME, which aligns traces of several processes
   uint64_t num_runs;
-  const jpp_trace_run_t* runs;      // by rank, then in the program's order
-  const uint64_t* peak_live_bytes;  // [ranks] counted while issuing, on each device,
-                                    // receive slots included
-  int64_t length;                   // from its start until all was done
+  // By rank, then in the program's order.
+  const jpp_trace_run_t* runs;
+  // [ranks] counted while issuing, on each device, receive slots included
+  const uint64_t* peak_live_bytes;
+  int64_t length;  // from its start until all work was done
 } jpp_trace_t;
 
 // Tracing costs an event per run. Off by default; takes effect with the next step.
 JPP_API void jpp_runtime_set_tracing(jpp_runtime_t* runtime, bool enabled);
 
-// While there is an observer, all steps of all runtimes are traced, and the observer is
-// called after each step that succeeded, by the thread that finished the step, one call
-// at a time. NULL ends that and waits for the steps in flight, two seconds at most; the
-// former observer is not called any more when it returns. Any thread, but not an
-// observer.
+// While there is an observer, all steps of all runtimes are traced, and the thread that
+// finishes a step calls the observer if the step succeeded, one call at a time. NULL
+// removes the observer and waits for the steps in flight, two seconds at most; the former
+// observer is not called any more after this returns. Any thread may call this, but not
+// an observer.
 typedef void (*jpp_trace_observer_t)(void* user, const jpp_trace_t* trace);
 JPP_API void jpp_trace_observe(jpp_trace_observer_t observer, void* user);
 
@@ -234,17 +241,18 @@ JPP_API const jpp_trace_t* jpp_runtime_trace(const jpp_runtime_t* runtime, uint3
 // The time that each stage of a loop took for one microbatch, in milliseconds: the mean
 // over the runs of each task, since a short run may be recorded together with its
 // neighbour. Half of a whole backward counts as input gradient. JPP_INVALID_ARGUMENT for
-// an unknown loop, and unless `out_costs` has room for a cost per stage of it, `count`.
+// an unknown loop, and unless `count`, the length of `out_costs`, is the loop's number of
+// stages.
 JPP_API jpp_status_t* jpp_trace_costs(const jpp_trace_t* trace, uint32_t loop,
                                       uint32_t count, jpp_cost_t* out_costs) JPP_MUST_USE;
 
 // Calls the step a few times on the same arguments, none of which may be donated, and
-// returns the mean times of the stages after the first time, in ms for a microbatch:
-// those of each loop, one loop after the other. Tasks that share an executable are equal,
-// and measured together. out_spreads: the standard deviations of their runs; half of a
-// whole backward's for each kind of gradient, as of its time. Waits, and leaves tracing
-// on. JPP_CANCELLED if interrupted, JPP_INVALID_ARGUMENT unless `count` is that of all
-// stages; both lists are [count].
+// returns the mean times of the stages without the first call, in ms per microbatch: the
+// stages of each loop, one loop after the other. Tasks that share an executable are
+// equal, and measured together. out_spreads: the standard deviations of their runs; each
+// kind of gradient gets half of a whole backward's time and half of its deviation. Waits,
+// and leaves tracing on. JPP_CANCELLED if interrupted, JPP_INVALID_ARGUMENT unless
+// `count`, the length of both lists, is the number of all stages.
 JPP_API jpp_status_t* jpp_runtime_measure(jpp_runtime_t* runtime,
                                           jpp_array_t* const* args,
                                           JPP_OPTIONAL const jpp_interrupt_t* interrupt,

@@ -1,15 +1,15 @@
-// Schedule: which stage's forward or backward for which microbatch each rank runs, and in
+// Schedule: which stage's forward or backward each rank runs for which microbatch, and in
 // which order.
 //
-// A schedule has one row (a list of tasks) per rank. Built-in schedules come from
-// jpp_schedule_build(), lists that a user wrote from jpp_schedule_from_rows(). Whatever
-// its origin, a schedule is immutable, and jpp_schedule_verify() proves it before
-// anything is planned from it. An "entry" is a place in a row, counted from 0; a
-// FusedTask of n tasks takes n entries. An idle entry represents any number of idle
-// steps, so that waiting takes no memory; texts for people count these steps one by one.
+// A schedule has one row (a list of tasks) per rank. jpp_schedule_build() makes built-in
+// schedules, and jpp_schedule_from_rows() those that a user wrote. Whatever its origin, a
+// schedule is immutable, and jpp_schedule_verify() proves it before anything is planned
+// from it. An "entry" is a place in a row, counted from 0; a FusedTask of n tasks takes n
+// entries. An idle entry represents any number of idle steps, so that waiting takes no
+// memory; printed schedules count these steps one by one.
 //
 // Threads: any thread, several at once, also on the same schedule, which is only read;
-// destroy it when no thread reads it. Callbacks are called on the caller's thread.
+// destroy it when no thread reads it. Callbacks run on the caller's thread.
 #ifndef JAXPP_SCHEDULE_H_
 #define JAXPP_SCHEDULE_H_
 
@@ -28,10 +28,11 @@ typedef struct jpp_schedule_task {
   bool joins_next;   // part of a FusedTask together with the next entry of the row
   uint16_t latency;  // relative units, see jpp_task_default_latency(); 0 when idle
   uint32_t stage;
-  uint32_t microbatch;  // of an idle entry: the idle steps that it stands for, less 1
+  uint32_t microbatch;  // of an idle entry: the number of idle steps that it represents,
+                        // minus 1
 } jpp_schedule_task_t;
 
-// 1 for a task; for an idle entry, the idle steps that it stands for.
+// 1 for a task; for an idle entry, the number of idle steps that it represents.
 static inline uint64_t jpp_task_steps(const jpp_schedule_task_t* task) {
   return task->kind == JPP_TASK_IDLE ? (uint64_t)task->microbatch + 1 : 1;
 }
@@ -64,7 +65,7 @@ typedef struct jpp_schedule_params {
   uint32_t stages;
   uint32_t ranks;  // size of the mesh's pipeline axis
   uint32_t microbatches;
-  // Each FWD and BWD of the steady state are a FusedTask; where can_fuse says so.
+  // Makes each FWD and BWD of the steady state a FusedTask; only where can_fuse says so.
   bool fuse_steady_state;
 } jpp_schedule_params_t;
 
@@ -72,31 +73,34 @@ typedef struct jpp_schedule_params {
 // it with jpp_schedule_destroy(). Built schedules always pass jpp_schedule_verify().
 //
 // JPP_INVALID_ARGUMENT: no name or an unknown one, a size of 0 or too large (stages *
-// microbatches over 2^28, ranks over 2^20), fuse_steady_state where it has no meaning.
-// JPP_MESH_ERROR: stages and ranks do not fit each other. JPP_MICROBATCH_ERROR:
-// dualpipe-v with fewer microbatches than stages.
+// microbatches over 2^28, ranks over 2^20), fuse_steady_state for a schedule that does
+// not support it. JPP_MESH_ERROR: the schedule does not support this number of stages on
+// this number of ranks. JPP_MICROBATCH_ERROR: dualpipe-v with fewer microbatches than
+// stages.
 JPP_API jpp_status_t* jpp_schedule_build(JPP_OPTIONAL const char* name,
                                          const jpp_schedule_params_t* params,
                                          jpp_schedule_t** out_schedule) JPP_MUST_USE;
 
 // Whether a built-in schedule supports these numbers of stages and ranks, given enough
-// microbatches: NULL, or the error of jpp_schedule_build().
+// microbatches: NULL, or the error that jpp_schedule_build() would return.
 JPP_API jpp_status_t* jpp_schedule_check(const char* name, uint32_t stages,
                                          uint32_t ranks) JPP_MUST_USE;
 
 // Whether jpp_schedule_build() failed because this schedule does not support the sizes,
-// while another one might. False for NULL and for running out of memory.
+// while another one might. False for NULL and for JPP_OUT_OF_MEMORY.
 JPP_API bool jpp_schedule_is_misfit(const jpp_status_t* status);
 
 // A row of the table of built-in schedules; lifetime static.
 typedef struct jpp_schedule_info {
-  const char* name;                      // "interleaved-1f1b"
-  const char* class_name;                // "Interleaved1F1B"
-  const char* help;                      // one line
-  const char* paper;                     // "2104.04473" of arXiv, or who and when
-  uint32_t stages_a_rank;                // 0: any
-  bool can_fuse;                         // fuse_steady_state has a meaning
-  const jpp_schedule_params_t* example;  // sizes that it serves, as in the docs' figures
+  const char* name;        // "interleaved-1f1b"
+  const char* class_name;  // "Interleaved1F1B"
+  const char* help;        // one line
+  const char* paper;       // "2104.04473" of arXiv, or author and year
+  uint32_t stages_a_rank;  // 0: any
+  // Supports fuse_steady_state.
+  bool can_fuse;
+  // Sizes that it supports, those of the figures in the docs.
+  const jpp_schedule_params_t* example;
 } jpp_schedule_info_t;
 
 JPP_API uint32_t jpp_schedule_info_count(void);
@@ -113,29 +117,29 @@ typedef struct jpp_schedule_rows {
   const uint32_t* stage_rank;  // [stages]; NULL: the lowest rank with a task of the stage
 } jpp_schedule_rows_t;
 
-// Copies everything. A latency of 0 becomes the default of its kind, that of an idle
-// entry 0. Only sizes and placement are checked here; call jpp_schedule_verify() next.
-// JPP_INVALID_ARGUMENT for a size of 0 or too large, JPP_SCHEDULE_ERROR for a stage that
-// no row names.
+// Copies everything. A latency of 0 becomes the default of its kind, and the latency of
+// an idle entry 0. Only sizes and placement are checked here; call jpp_schedule_verify()
+// next. JPP_INVALID_ARGUMENT for a size of 0 or too large, JPP_SCHEDULE_ERROR for a stage
+// that no row names.
 JPP_API jpp_status_t* jpp_schedule_from_rows(const jpp_schedule_rows_t* rows,
                                              jpp_schedule_t** out_schedule) JPP_MUST_USE;
 
-// Writes the next entry of a rank's row and gives true, or gives false at its end. Called
-// from the caller's thread, rank after rank; may not block.
+// Writes the next entry of a rank's row and returns true, or returns false at its end.
+// Called from the caller's thread, rank after rank; may not block.
 typedef bool (*jpp_schedule_next_t)(void* context, uint32_t rank,
                                     jpp_schedule_task_t* out_task);
 
-// A schedule whose rows a callback makes. Everything else is as for
-// jpp_schedule_from_rows(); `rows` has everything but the rows. JPP_INVALID_ARGUMENT for
-// a row that does not end.
+// A schedule whose rows a callback makes. In all other respects like
+// jpp_schedule_from_rows(); the rows of `rows` are not read. JPP_INVALID_ARGUMENT for a
+// row that does not end.
 JPP_API jpp_status_t* jpp_schedule_from_callback(
     const jpp_schedule_rows_t* rows, jpp_schedule_next_t next, JPP_OPTIONAL void* context,
     jpp_schedule_t** out_schedule) JPP_MUST_USE;
 
 // One microbatch after the other, each forward through all stages and back, stage s on
 // rank s mod ranks; nothing overlaps. With `split_backward`, the weight gradients follow
-// all input gradients of the microbatch. `fuse_steady_state` is not read. Needs no proof.
-// JPP_INVALID_ARGUMENT for a size of 0 or too large.
+// all input gradients of the microbatch. `fuse_steady_state` is not read. It needs no
+// proof. JPP_INVALID_ARGUMENT for a size of 0 or too large.
 JPP_API jpp_status_t* jpp_schedule_one_pass(const jpp_schedule_params_t* params,
                                             bool split_backward,
                                             jpp_schedule_t** out_schedule) JPP_MUST_USE;
@@ -145,24 +149,24 @@ JPP_API void jpp_schedule_destroy(jpp_schedule_t* schedule);
 
 // --- Proving it ---
 
-// NULL, or a JPP_SCHEDULE_ERROR that a person can act on. Proves that
-//   - every task names a stage and microbatch that exist, on the rank the placement says;
+// NULL, or a JPP_SCHEDULE_ERROR that tells the user what to change. Proves that
+//   - every task names a stage and microbatch that exist, and is on the stage's rank;
 //   - each stage has, once per microbatch, FWD and either BWD or both BWD_I and BWD_W
-//     (alike for all its microbatches); or no rank has any backward (forward-only);
-//   - if each rank runs its row in order, each task starting once the tasks it needs have
-//     ended, all tasks run. FWD(s,m) needs FWD(s-1,m); BWD(s,m) and BWD_I(s,m) need
+//     (the same for all its microbatches); or no rank has any backward (forward-only);
+//   - if each rank runs its row in order, and each task starts once the tasks it needs
+//     have ended, all tasks run. FWD(s,m) needs FWD(s-1,m); BWD(s,m) and BWD_I(s,m) need
 //     FWD(s,m) and the BWD or BWD_I(s+1,m); BWD_W(s,m) needs BWD_I(s,m). Otherwise the
 //     message is the shortest cycle of needs and orders among the tasks that never start.
-// The tasks of a FusedTask are taken one after another here; jpp_schedule_timeline() can
-// take them as one. Time and memory are linear in the number of tasks.
+// Here the tasks of a FusedTask run one after the other; jpp_schedule_timeline() can run
+// them as one. Time and memory are linear in the number of tasks.
 JPP_API jpp_status_t* jpp_schedule_verify(const jpp_schedule_t* schedule) JPP_MUST_USE;
 
 // The same for a loop with sums over its microbatches. The planner takes sums in the
-// order of the microbatches, so that a step's result does not depend on its schedule. So
-// this proves besides that the backwards of each stage (its BWD_W where they are split),
-// which sum gradients, and the forwards of the last stage, which sum losses, run in that
-// order. Only the planner knows of other sums, such as an auxiliary loss in an earlier
-// stage.
+// order of the microbatches, so that a step's result does not depend on its schedule.
+// Therefore this also proves that the backwards of each stage (its BWD_W if they are
+// split), which sum gradients, and the forwards of the last stage, which sum losses, run
+// in that order. Only the planner knows of other sums, such as an auxiliary loss in an
+// earlier stage.
 JPP_API jpp_status_t* jpp_schedule_verify_sums(const jpp_schedule_t* schedule)
     JPP_MUST_USE;
 
@@ -183,18 +187,19 @@ typedef struct jpp_schedule_timeline {
 } jpp_schedule_timeline_t;
 
 typedef struct jpp_schedule_timeline_options {
-  size_t struct_size;  // sizeof(jpp_schedule_timeline_options_t)
+  // sizeof(jpp_schedule_timeline_options_t)
+  size_t struct_size;
   // A FusedTask runs as one program: it starts when all external needs of its tasks are
   // met, and its tasks share its start and end. Otherwise they run one by one.
   bool fused_as_one;
 } jpp_schedule_timeline_options_t;
 
 // When all tasks run if each takes its latency and starts as early as its rank and the
-// tasks it needs allow; sending takes no time, idle entries neither. A task comes after
-// all tasks it needs and after the tasks before it in its row, so the order is one in
-// which a single thread may unroll the schedule. Deterministic; O(tasks * log ranks).
-// `options` may be NULL. Fails as jpp_schedule_verify() does, and with fused_as_one when
-// the fused tasks wait for each other.
+// tasks that it needs allow; messages and idle entries take no time. A task follows all
+// tasks that it needs and the tasks before it in its row, so a single thread can unroll
+// the schedule in this order. Deterministic; O(tasks * log ranks). `options` may be NULL.
+// Fails as jpp_schedule_verify() does, and with fused_as_one also if fused tasks wait for
+// each other.
 JPP_API jpp_status_t* jpp_schedule_timeline(
     const jpp_schedule_t* schedule,
     JPP_OPTIONAL const jpp_schedule_timeline_options_t* options,
@@ -202,21 +207,22 @@ JPP_API jpp_status_t* jpp_schedule_timeline(
 // Takes NULL.
 JPP_API void jpp_schedule_timeline_destroy(jpp_schedule_timeline_t* timeline);
 
-// For each rank, the largest number of (stage, microbatch) pairs that are forwarded and
-// not yet backwarded at once; BWD and BWD_W end a pair. A forward-only schedule keeps
-// nothing: 1. JPP_INVALID_ARGUMENT unless `out_peaks` has room for a number per rank.
+// For each rank, the largest number of (stage, microbatch) pairs whose forward has run
+// and whose backward has not; BWD and BWD_W end a pair. A forward-only schedule keeps
+// nothing, and counts 1. JPP_INVALID_ARGUMENT unless `count`, the length of `out_peaks`,
+// is the number of ranks.
 JPP_API jpp_status_t* jpp_schedule_peak_microbatches(const jpp_schedule_t* schedule,
                                                      uint32_t count,
                                                      uint32_t* out_peaks) JPP_MUST_USE;
 
-// Whether it has backwards in two parts, BWD_I and BWD_W.
+// Whether its backwards have two parts, BWD_I and BWD_W.
 JPP_API bool jpp_schedule_splits_backward(const jpp_schedule_t* schedule);
-// How to partition the loop that it is for; borrows the schedule's stage_rank.
+// How to partition the loop that the schedule is for; borrows the schedule's stage_rank.
 JPP_API jpp_loop_placement_t jpp_schedule_placement(const jpp_schedule_t* schedule);
 
 // JPP_OUT_OF_MEMORY if a rank keeps more than `limit` bytes of activations at once, when
-// a stage keeps `activation_bytes` for a microbatch: says which rank, at which forward,
-// by how much it is over, and which built-in schedule of these sizes fits.
+// a stage keeps `activation_bytes` per microbatch: names the rank, the forward, the
+// excess, and a built-in schedule of these sizes that fits.
 JPP_API jpp_status_t* jpp_schedule_check_memory(const jpp_schedule_t* schedule,
                                                 uint64_t activation_bytes,
                                                 uint64_t limit) JPP_MUST_USE;

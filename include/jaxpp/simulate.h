@@ -1,17 +1,18 @@
 // Simulation: when every task of a schedule runs, and what that costs in time and memory.
 //
 // Each rank runs its list in order, one task at a time; a task starts when its rank is
-// free and its needs are met. A need on another rank is met `latency` after the channel
-// carried it; a channel (sender, receiver) carries one message at a time, in the order of
-// the sender's list, for `transfer` each. Times have the unit of the costs.
+// free and the results that it needs are there. A result from another rank is there
+// `latency` after its channel has carried it; a channel (sender, receiver) carries one
+// message at a time, in the order of the sender's list, for `transfer` each. Times have
+// the unit of the costs.
 //
 // With several streams a rank runs that many tasks at once, and none slows another: the
-// result is a bound on the gain of overlapping. Stream 0 takes forwards, whole backwards
-// and input gradients; the others take weight gradients and the later members of
-// FusedTasks (the second of a pair that overlaps), each on the stream that is free first,
-// the lowest of these. Tasks of one stream run in the order of the list; a task waits for
-// its stream and for what it needs, on its own rank too, but not for tasks before it in
-// the list that run on other streams.
+// result is an upper bound on the gain from overlapping. Stream 0 takes forwards, whole
+// backwards and input gradients; the others take weight gradients and the later members
+// of FusedTasks (the second of a pair that overlaps), each on the stream that is free
+// first, the lowest of these. Tasks of one stream run in the order of the list; a task
+// waits for its stream and for what it needs, on its own rank too, but not for tasks
+// before it in the list that run on other streams.
 //
 // Threads: any thread, several at once, also on the same schedule or simulation, which
 // are only read; destroy a simulation when no thread reads it.
@@ -26,8 +27,8 @@ typedef struct jpp_simulate_options {
   jpp_cost_t rank_cost;           // of all stages of a rank together
   double latency;
   double transfer;   // bytes / bandwidth
-  bool no_overlap;   // a rank (its stream) stands still while it sends
-  uint32_t streams;  // of each rank, up to 64; 0: 1
+  bool no_overlap;   // a rank (its stream) idles while it sends
+  uint32_t streams;  // per rank, up to 64; 0: 1
   double optimizer;
   // Ranks update when their own gradients are ready, instead of all together; the next
   // step follows at once (post-validation, arXiv 2401.10241, section 4).
@@ -35,13 +36,16 @@ typedef struct jpp_simulate_options {
 } jpp_simulate_options_t;
 
 typedef struct jpp_simulated_rank {
-  double work;   // the time its tasks take; of several streams: when at least one runs
+  double work;   // the time of its tasks; with several streams, the time during which at
+                 // least one runs
   double begin;  // of its first task
   double end;    // of its last task
-  // Largest number of microbatches whose activations it keeps; a stage of a rank that has
-  // v stages counts 1 / v, and a BWD or BWD_W frees. With forwards only: 1 / v.
+  // Largest number of microbatches whose activations it keeps; a stage of a rank with v
+  // stages counts 1 / v, and a BWD or BWD_W frees its activations. With forwards only: 1
+  // / v.
   double peak;
-  uint32_t peak_entry;  // of the row: the forward at which the peak is reached first
+  // Entry of the row: the forward at which the peak is first reached.
+  uint32_t peak_entry;
 } jpp_simulated_rank_t;
 
 typedef struct jpp_simulation {
@@ -53,40 +57,40 @@ typedef struct jpp_simulation {
   const uint8_t* const* stream_of;  // [ranks][row count]; NULL with one stream
   uint64_t tasks;
   double makespan;       // end of the last task
-  double bubble_global;  // makespan less the work of the rank that works most
+  double bubble_global;  // makespan minus the work of the busiest rank
   double bubble_span;    // the longest wait of a rank between its first and last task
   double utilisation;    // all work / (ranks * makespan)
-  double step;  // time from step to step: makespan + optimizer, or, when free, the
-                // longest rank's begin to end + optimizer
+  double step;  // time from step to step: makespan + optimizer or, with optimizer_free,
+                // the longest time of a rank from begin to end + optimizer
 } jpp_simulation_t;
 
 // Fails as jpp_schedule_verify() does; JPP_INVALID_ARGUMENT for an invalid time and for
-// too many streams. Time is linear in the tasks (with several streams, times their number
-// and a sort), memory 8 bytes a task beside the index.
+// too many streams. Time is linear in the tasks (with several streams, times their
+// number, plus a sort); memory is 8 bytes per task besides the index.
 JPP_API jpp_status_t* jpp_schedule_simulate(
     const jpp_schedule_t* schedule, const jpp_simulate_options_t* options,
     jpp_simulation_t** out_simulation) JPP_MUST_USE;
-// The same stages as one SPMD program, as `vmap` and a shift over a stage axis make it.
-// All ranks do the same in lockstep: a turn takes as long as the slowest stage, and each
-// stage hands a microbatch on at its end; where a rank has several stages, the
-// microbatches go round. While the pipeline fills and drains, ranks compute what
-// is not used. The backward pass is the loop's transpose, so all forwards come first.
+// The same stages as one SPMD program, in the form that `vmap` and a shift over a stage
+// axis produce. All ranks run in lockstep: a turn takes as long as the slowest stage, and
+// each stage passes a microbatch on at the end of the turn; if a rank has several stages,
+// microbatches go round. While the pipeline fills and drains, ranks compute results that
+// are not used. The backward pass is the loop's transpose, so all forwards come first.
 typedef struct jpp_spmd_simulation {
-  uint64_t turns;         // forward; as many back
-  double forward_turn;    // one of them, the transfer included
-  double backward_turn;   // with what it computes again
+  uint64_t turns;         // forward; the same number back
+  double forward_turn;    // the time of one, including the transfer
+  double backward_turn;   // including recomputation
   double makespan;        // turns * (forward_turn + backward_turn)
   double lost;            // part of the makespan: turns in which a rank's work is wasted
-  double rematerialised;  // part of the makespan: what is computed again
+  double rematerialised;  // part of the makespan: recomputation
   double utilisation;     // all work of the schedule's tasks / (ranks * makespan)
-  double peak;            // microbatches whose activations a rank keeps: a turn each, of
-                          // rematerialised stages their inputs alone
+  double peak;            // microbatches whose activations a rank keeps, one per turn; a
+                          // rematerialised stage keeps only its inputs
 } jpp_spmd_simulation_t;
 
-// Of the simulation's stages, ranks, microbatches and costs; `transfer` after each turn.
-// With `rematerialise` a stage keeps its input, and runs again for its backward.
-// JPP_INVALID_ARGUMENT unless every rank has the same number of stages and, if that is
-// more than one, the number of microbatches is a multiple of the ranks.
+// Uses the simulation's stages, ranks, microbatches and costs; `transfer` follows each
+// turn. With `rematerialise`, a stage keeps only its input, and runs again for its
+// backward. JPP_INVALID_ARGUMENT unless every rank has the same number of stages and, if
+// that is more than one, the number of microbatches is a multiple of the ranks.
 JPP_API jpp_status_t* jpp_simulate_spmd(const jpp_simulation_t* simulation,
                                         double transfer, bool rematerialise,
                                         jpp_spmd_simulation_t* out_spmd) JPP_MUST_USE;

@@ -18,11 +18,11 @@
 // name that jpp_status_code_name() gives.
 typedef enum jpp_status_code {
   JPP_OK = 0,
-  JPP_INVALID_ARGUMENT,  // an argument outside every other row
+  JPP_INVALID_ARGUMENT,  // an argument error that no other code describes
   JPP_PARSE_ERROR,       // malformed text: file:line:column
   JPP_GRAPH_ERROR,       // the graph breaks an SSA invariant
   JPP_MARKS_ERROR,       // stage marks do not match the schedule or each other
-  JPP_SCHEDULE_ERROR,    // a schedule misses, repeats, misplaces or deadlocks
+  JPP_SCHEDULE_ERROR,    // a schedule misses, repeats or misplaces tasks, or deadlocks
   JPP_MESH_ERROR,        // schedule and mesh of different size, no such axis
   JPP_MICROBATCH_ERROR,  // microbatch axes differ or are missing
   JPP_OPERATION_ERROR,   // a loop's result tree does not match its operation
@@ -32,7 +32,7 @@ typedef enum jpp_status_code {
   JPP_DONATED_ERROR,     // a donated array used again
   JPP_PROGRAM_ERROR,     // a program fails its proof
   JPP_EXECUTION_ERROR,   // a device failed while a step ran
-  JPP_NAN_ERROR,         // a task made a NaN or an infinity and was being watched for it
+  JPP_NAN_ERROR,         // a task made a NaN or an infinity while checks were on
   JPP_OUT_OF_MEMORY,     // host or device memory, or a memory limit
   JPP_UNSUPPORTED,       // understood but not implemented
   JPP_PEER_ERROR,        // another process of the job died, left or sent nonsense
@@ -43,7 +43,8 @@ typedef enum jpp_status_code {
 
 typedef struct jpp_status jpp_status_t;
 
-// Makes an error. Never NULL: when memory is out, a static out-of-memory status.
+// Makes an error. Never NULL: when memory is exhausted, returns a static out-of-memory
+// status.
 JPP_API jpp_status_t* jpp_status_make(jpp_status_code_t code, const char* format, ...)
     JPP_PRINTF(2, 3) JPP_MUST_USE;
 
@@ -77,12 +78,11 @@ JPP_API void jpp_text_free(char* text);
 
 // --- NULL ---
 //
-// A function that returns a status gives JPP_INVALID_ARGUMENT when a pointer that it
-// needs is NULL, names the parameter, and has read and written nothing. It needs every
-// pointer parameter but those marked JPP_OPTIONAL, lists whose count is 0, and the
-// `user`, `context` or `cookie` that it hands to a callback. The same holds for the
-// fields of a struct of options or of a call, unless their comments say what NULL means
-// there.
+// A function that returns a status returns JPP_INVALID_ARGUMENT when a required pointer
+// is NULL, names the parameter, and has read and written nothing. Every pointer parameter
+// is required except those marked JPP_OPTIONAL, lists whose count is 0, and the `user`,
+// `context` or `cookie` that it passes to a callback. The same holds for the fields of a
+// struct of options or of a call, unless their comments say what NULL means there.
 //
 // Functions that destroy, free, release or close take NULL. All other functions that
 // return no status, and those of this header, must not be given NULL.
@@ -95,13 +95,13 @@ JPP_API void jpp_text_free(char* text);
 //   jpp_plan_options_t options = {.struct_size = sizeof(options), .ranks = 2};
 //
 // Fields that the caller's version lacks count as 0, which is the default of each field;
-// if a comment does not say what 0 means, it means zero. Fields that the library lacks
+// a comment says what 0 means if it does not mean zero. Fields that the library lacks
 // must be 0. The library returns JPP_INVALID_ARGUMENT if they are not, or if struct_size
 // is not set. In a list of such structs each element carries its size. A NULL in the
 // place of options, where JPP_OPTIONAL permits it, means all fields 0.
 //
 // A list that a function fills for the caller has a count beside it, and the function
-// returns JPP_INVALID_ARGUMENT unless that is the number of elements that it would write.
+// returns JPP_INVALID_ARGUMENT unless that is the number of elements that it writes.
 //
 // A struct whose comment says that its layout is final never gets another field. All
 // others, such as the parts of a plan, may get fields in a version with another soname

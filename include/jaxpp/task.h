@@ -1,7 +1,7 @@
 // Task: types that schedules, partitions, programs and the runtime share for a stage's
-// work on one microbatch: its kind, its cost, and the rank that a stage runs on.
+// work on one microbatch: its kind, its cost, and the rank of a stage.
 //
-// Threads: any thread; nothing here changes.
+// Threads: any thread; all of this is constant.
 #ifndef JAXPP_TASK_H_
 #define JAXPP_TASK_H_
 
@@ -14,7 +14,7 @@
 #define JPP_NONE UINT32_MAX
 
 typedef enum jpp_task_kind {
-  JPP_TASK_IDLE,   // in schedules only: a place where the rank waits
+  JPP_TASK_IDLE,   // in schedules only: the rank waits
   JPP_TASK_FWD,    // a stage's forward
   JPP_TASK_BWD,    // its whole backward
   JPP_TASK_BWD_I,  // input gradients only
@@ -27,7 +27,7 @@ typedef enum jpp_task_kind {
 // kind.
 JPP_API const char* jpp_task_kind_name(jpp_task_kind_t kind);
 
-// In schedules' relative units: FWD 1, BWD 2, BWD_I 1, BWD_W 1, all others 0.
+// In the relative units of schedules: FWD 1, BWD 2, BWD_I 1, BWD_W 1, all others 0.
 JPP_API uint16_t jpp_task_default_latency(jpp_task_kind_t kind);
 
 // How the stages of a loop are placed on ranks, and whether their backwards are split.
@@ -40,8 +40,8 @@ typedef struct jpp_loop_placement {
 
 // The times of a stage for one microbatch: a FWD takes `forward`, a BWD_I `backward`, a
 // BWD_W `weight`, and a BWD `backward` + `weight`. None is negative. Times are 0 or from
-// JPP_SHORTEST_TIME to JPP_LONGEST_TIME: so sums stay finite, and shares do not vanish.
-// The struct's layout is final.
+// JPP_SHORTEST_TIME to JPP_LONGEST_TIME, so that sums stay finite and shares do not
+// underflow. The struct's layout is final.
 #define JPP_SHORTEST_TIME 1e-100
 #define JPP_LONGEST_TIME 1e100
 typedef struct jpp_cost {

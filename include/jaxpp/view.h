@@ -1,6 +1,6 @@
-// View: everything that a person looks at, of schedules, simulations and measured steps:
-// pictures for the terminal, as SVG and as HTML, Chrome traces, JSON. Nothing is decided
-// here, and nothing but commands and front ends reads it.
+// View: renders schedules, simulations and measured steps for people: as drawings for the
+// terminal, SVG, HTML, Chrome traces and JSON. Nothing is decided here, and only commands
+// and front ends use it.
 //
 // All texts are freed with jpp_text_free().
 //
@@ -16,7 +16,7 @@
 
 //===-- Plans ----------------------------------------------------------------------===//
 
-// One part of a plan in its text form; schedules with a picture each.
+// Prints one part of a plan in its text form; schedules with a drawing each.
 // JPP_INVALID_ARGUMENT for a part that was not made.
 JPP_API jpp_status_t* jpp_planned_print(const jpp_planned_t* planned,
                                         jpp_plan_part_t part,
@@ -26,8 +26,8 @@ JPP_API jpp_status_t* jpp_planned_print(const jpp_planned_t* planned,
 JPP_API jpp_status_t* jpp_planned_print_json(const jpp_planned_t* planned,
                                              jpp_plan_part_t part,
                                              char** out_text) JPP_MUST_USE;
-// A page for people: sizes, the work of each stage, costs, peak bytes by kind. For a plan
-// with all its parts. `costs` are those of the plan, to which collectives may have been
+// A page for the user: sizes, the work of each stage, costs, peak bytes by kind. The plan
+// must have all its parts. `costs` are the plan's, to which collectives may have been
 // added; NULL: as jpp_plan_costs() counts them.
 JPP_API jpp_status_t* jpp_planned_summarize(const jpp_planned_t* planned,
                                             JPP_OPTIONAL const jpp_plan_costs_t* costs,
@@ -54,10 +54,11 @@ JPP_API jpp_status_t* jpp_schedule_draw(const jpp_schedule_t* schedule,
 // utilisation and tasks.
 JPP_API jpp_status_t* jpp_simulation_print_json(const jpp_simulation_t* simulation,
                                                 char** out_text) JPP_MUST_USE;
-// A few lines for a person.
+// A summary of a few lines.
 JPP_API jpp_status_t* jpp_simulation_print(const jpp_simulation_t* simulation,
                                            char** out_text) JPP_MUST_USE;
-// What the same is as one SPMD program, with and without rematerialisation.
+// Prints the costs of the same stages as one SPMD program, with and without
+// rematerialisation.
 JPP_API jpp_status_t* jpp_spmd_print(const jpp_spmd_simulation_t* kept,
                                      const jpp_spmd_simulation_t* rematerialised,
                                      char** out_text) JPP_MUST_USE;
@@ -69,22 +70,22 @@ JPP_API jpp_status_t* jpp_spmd_print_json(const jpp_spmd_simulation_t* kept,
 JPP_API jpp_status_t* jpp_simulation_to_trace(const jpp_simulation_t* simulation,
                                               char** out_text) JPP_MUST_USE;
 
-// One row a rank with its tasks: forwards, backwards (of inputs) and weight gradients in
-// three colours, later stages of a rank darker, microbatch numbers where they fit,
-// bubbles in the background's colour, streams one above the other; below each row what it
-// keeps over time; title and legend. JPP_INVALID_ARGUMENT for more tasks than a picture
-// can show (1,000,000).
+// One row per rank with its tasks: forwards, backwards (of inputs) and weight gradients
+// in three colours, darker for later stages of a rank, microbatch numbers where they fit,
+// bubbles in the background's colour, streams one above the other; below each row the
+// microbatches that it keeps over time; title and legend. JPP_INVALID_ARGUMENT for more
+// tasks than a picture can show (1,000,000).
 JPP_API jpp_status_t* jpp_plot_svg(const jpp_simulation_t* simulation,
                                    char** out_text) JPP_MUST_USE;
 
-// The same as a page of one file, without network: the wheel zooms, dragging moves, a
-// task under the pointer is described.
+// The same as an HTML page in one file, without network access: the wheel zooms, dragging
+// moves, and a tooltip describes the task under the pointer.
 JPP_API jpp_status_t* jpp_plot_html(const jpp_simulation_t* simulation,
                                     char** out_text) JPP_MUST_USE;
 
-// A line a rank, and one more for each further stream, `columns` wide: forwards show the
-// microbatch's last digit, backwards a letter, weight gradients a capital one, bubbles
-// '.'. With `color` ANSI colours by kind.
+// One line per rank, and one more for each further stream, `columns` wide: forwards show
+// the microbatch's last digit, backwards a letter, weight gradients a capital letter,
+// bubbles '.'. With `color` ANSI colours by kind.
 JPP_API jpp_status_t* jpp_plot_text(const jpp_simulation_t* simulation, uint32_t columns,
                                     bool color, char** out_text) JPP_MUST_USE;
 
@@ -95,7 +96,7 @@ typedef struct jpp_span {
   const char* name;  // borrowed: "bwd_i_2__0"
   uint8_t kind;      // jpp_task_kind_t
   uint32_t rank;
-  uint32_t stage, microbatch;  // JPP_NONE: it has none
+  uint32_t stage, microbatch;  // JPP_NONE: outside the loops
   double start, end;           // ms
 } jpp_span_t;
 
@@ -103,10 +104,10 @@ typedef struct jpp_spans {
   const char* title;
   const jpp_span_t* spans;  // [count] by rank, then start
   size_t count;
-  uint32_t ranks;     // rows that are drawn also without spans; 0: only those with some
-  double begin, end;  // of the picture, ms
-  // Of a measured step, the first of several: its number, from 1, and when times of 0 ms
-  // were: CLOCK_REALTIME, nanoseconds. 0: not known.
+  uint32_t ranks;     // rows to draw, even without spans; 0: only ranks with spans
+  double begin, end;  // of the drawing, ms
+  // Of a measured step, the first of several: its number, from 1, and the time that
+  // corresponds to 0 ms: CLOCK_REALTIME, nanoseconds. 0: unknown.
   uint64_t step;
   int64_t clock;
 } jpp_spans_t;
@@ -114,34 +115,35 @@ typedef struct jpp_spans {
 // A trace that was written by jpp_trace_to_json() or jpp_simulation_to_trace().
 // Its layout is final.
 typedef struct jpp_trace_text {
-  const char* name;  // of the file, for errors and as the title where the text has none
+  // The file's name, for errors, and the title if the text has none.
+  const char* name;
   const char* text;
   size_t length;
 } jpp_trace_text_t;
 
-// Whether a text is JSON rather than anything else that jaxpp reads.
+// Whether a text is JSON, as opposed to the other formats that jaxpp reads.
 JPP_API bool jpp_spans_is_trace(const char* text);
 
-// Reads a trace; or several, [count], that the processes of a job have taken of the same
-// steps, as one, on one axis: the processes' clocks are compared. JPP_PARSE_ERROR for
-// what is no trace or has no run of a task, and for several of different steps or that do
-// not say when these began.
+// Reads a trace; or several, [count], that the processes of a job took of the same steps,
+// as one, on one time axis, by the processes' clocks. JPP_PARSE_ERROR for a text that is
+// not a trace or has no task run, and for several traces of different steps or without
+// the time at which these began.
 JPP_API jpp_status_t* jpp_spans_read(const jpp_trace_text_t* texts, uint32_t count,
                                      jpp_spans_t** out_spans) JPP_MUST_USE;
-// Of jpp_spans_read() alone. Takes NULL.
+// For the result of jpp_spans_read() only. Takes NULL.
 JPP_API void jpp_spans_destroy(jpp_spans_t* spans);
 // As jpp_trace_to_json().
 JPP_API jpp_status_t* jpp_spans_to_json(const jpp_spans_t* spans,
                                         char** out_text) JPP_MUST_USE;
 
-// A line a rank, `columns` wide, with the share of the time in which it is busy: forwards
-// show the microbatch's last digit, backwards a letter for it, tasks outside loops '#',
-// idle time '.'. With `color` ANSI colours by kind. JPP_INVALID_ARGUMENT for zero columns
-// or an empty span of time.
+// One line per rank, `columns` wide, with the share of the time in which it is busy:
+// forwards show the microbatch's last digit, backwards a letter for it, tasks outside
+// loops '#', idle time '.'. With `color` ANSI colours by kind. JPP_INVALID_ARGUMENT for
+// zero columns or an empty span of time.
 JPP_API jpp_status_t* jpp_spans_draw(const jpp_spans_t* spans, uint32_t columns,
                                      bool color, char** out_text) JPP_MUST_USE;
-// The same as a picture, and as a page like that of jpp_plot_html().
-// JPP_INVALID_ARGUMENT for more spans than a picture can show (1,000,000).
+// The same as a picture, or as a page like that of jpp_plot_html(). JPP_INVALID_ARGUMENT
+// for more spans than a picture can show (1,000,000).
 JPP_API jpp_status_t* jpp_spans_svg(const jpp_spans_t* spans,
                                     char** out_text) JPP_MUST_USE;
 JPP_API jpp_status_t* jpp_spans_html(const jpp_spans_t* spans,
@@ -149,17 +151,18 @@ JPP_API jpp_status_t* jpp_spans_html(const jpp_spans_t* spans,
 
 //===-- Predictions ----------------------------------------------------------------===//
 
-// jpp_predict() with task times from a trace: those that jpp_predict_task_times() finds
-// in its runs of the plan's tasks, by their names. The trace may be of another plan that
-// has these tasks: of another schedule, or of fewer microbatches. If it has more ranks
-// than the plan, they ran on one host. A link without latency gets that of the trace
+// jpp_predict() with task times from a trace: jpp_predict_task_times() computes them from
+// its runs of the plan's tasks, which are found by name. The trace may be of another plan
+// that has these tasks, with another schedule or fewer microbatches. If it has more ranks
+// than the plan, they ran on one host. A link without latency gets the trace's latency
 // (jpp_predict_latency()). options->task_times is not read. Errors: those of
-// jpp_predict(), and JPP_INVALID_ARGUMENT that names a task without a run.
+// jpp_predict(), and JPP_INVALID_ARGUMENT, which names the task, for a task without a
+// run.
 JPP_API jpp_status_t* jpp_spans_predict(const jpp_spans_t* trace, const jpp_plan_t* plan,
                                         const jpp_predict_options_t* options,
                                         jpp_prediction_t** out_prediction) JPP_MUST_USE;
-// The step's time and bubble; a line a rank with its peak bytes, and one a link with its
-// bytes.
+// Prints the step's time and bubble, one line per rank with its peak bytes, and one per
+// link with its bytes.
 JPP_API jpp_status_t* jpp_prediction_print(const jpp_prediction_t* prediction,
                                            char** out_text) JPP_MUST_USE;
 // An object with makespan, period, bubble, ranks (a list) and links (a list).
@@ -171,9 +174,9 @@ JPP_API jpp_status_t* jpp_prediction_to_trace(const jpp_prediction_t* prediction
 
 //===-- Traces of the runtime ------------------------------------------------------===//
 
-// Chrome trace format, opens in Perfetto and chrome://tracing: one process, a thread a
-// rank, complete ("X") events named as tasks ("fwd_2__0"), times in microseconds from the
-// start of the first step, whose number and clock are in otherData.
+// Chrome trace format, which Perfetto and chrome://tracing open: one process, a thread
+// per rank, complete ("X") events named after their tasks ("fwd_2__0"), times in
+// microseconds from the start of the first step, whose number and clock are in otherData.
 JPP_API jpp_status_t* jpp_trace_to_json(const jpp_trace_t* const* traces, uint32_t count,
                                         char** out_text) JPP_MUST_USE;
 

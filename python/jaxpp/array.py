@@ -136,11 +136,11 @@ class MpmdArray(jax.Array):  # type: ignore[misc]
     memory is shared.)
 
     Args:
-      partially_addressable_arrays: the array of each rank in this process; empty, with
-        `shape` and `dtype`, for an array that only other processes hold. Such an array has a
-        type and a sharding but cannot be read in this process.
-      mpmd_sharding: which ranks hold the array, and how each of them shards it. shape, dtype:
-      of the array; required if this process holds no part of it.
+      partially_addressable_arrays: the array of each rank in this process; empty, with `shape`
+        and `dtype`, for an array that only other processes hold. It has a type and a sharding
+        but cannot be read in this process.
+      mpmd_sharding: which ranks hold the array, and how each of them shards it.
+      shape, dtype: of the array; required if this process holds no part of it.
 
     Raises:
       JaxppError: an element is not an array or has the wrong shape ("invalid-argument"), or
@@ -148,10 +148,10 @@ class MpmdArray(jax.Array):  # type: ignore[misc]
     """
 
     __slots__ = ("_placement", "_values", "__weakref__")
-    __array_priority__ = 100  # like jax.Array's, so that numpy's operators defer to these
+    __array_priority__ = 100  # as in jax.Array, so that numpy's operators defer to these
 
     _placement: Placement
-    _values: Sequence[Any]  # the memory of each part: _core.Value, or JaxArrays
+    _values: Sequence[Any]  # the memory of each part: a _core.Value, or JaxArrays
 
     def __init__(
         self,
@@ -216,7 +216,7 @@ class MpmdArray(jax.Array):  # type: ignore[misc]
     @property
     def sharding(self) -> MpmdSharding:
         """The ranks that hold the array and how each of them shards it. If the array is stored
-        in parts along axis 0, each part on its stage's rank, the spec has the pipeline axis
+        in parts along axis 0, each on its stage's rank, the spec has the pipeline axis
         there."""
         return self._placement.sharding
 
@@ -325,7 +325,7 @@ class MpmdArray(jax.Array):  # type: ignore[misc]
         return self._placement.read(self._values, rank)
 
     def _local(self) -> jax.Array:
-        """The contents as an uncommitted array of JAX's own."""
+        """The contents as an uncommitted array of JAX's client."""
         return self._typed(_put(self._contents()))
 
     def _for_jax(self) -> Any:
@@ -562,7 +562,7 @@ class MpmdArray(jax.Array):  # type: ignore[misc]
         )
 
     def _shows_elements(self) -> bool:
-        """Whether it prints its contents, by the same rule as JAX's own arrays."""
+        """Whether repr() shows the elements, by the rule of JAX's own arrays."""
         if self.is_deleted() or self._is_keys or self.nbytes >= _PRINTED_BYTES:
             return False
         copies = self.is_fully_replicated and self._placement.is_whole

@@ -23,7 +23,7 @@ __all__ = ["mpmd_jit_by_yield"]
 
 @dataclasses.dataclass(frozen=True)
 class _Last:
-    """Returns the value of the only microbatch."""
+    """Keeps the value of the only microbatch."""
 
     def state(self, n: int, value: jax.ShapeDtypeStruct) -> jax.Array:
         return jnp.zeros(value.shape, value.dtype)
@@ -34,7 +34,7 @@ class _Last:
 
 @dataclasses.dataclass(frozen=True)
 class _OnePass:
-    """A schedule of one pass, with one stage per mark or as many as the user gives."""
+    """A one-pass schedule, with one stage per mark or as many as the user gives."""
 
     target_num_stages: int | None
 
@@ -71,9 +71,10 @@ def mpmd_jit_by_yield(
     Use it for inference, or for one pass of a model that exceeds the memory of one rank.
 
     Args:
-      fun: the function. `mark_stage_end` ends each stage. It may compute gradients. mpmd_mesh:
-      the ranks and their devices. target_num_stages: the number of stages; default: the number
-      of marks. **options: as for `mpmd_jit_with_loop`.
+      fun: the function. `mark_stage_end` ends each stage. It may compute gradients.
+      mpmd_mesh: the ranks and their devices.
+      target_num_stages: the number of stages; default: the number of marks.
+      **options: as for `mpmd_jit_with_loop`.
 
     Returns:
       The pipelined function; a decorator if `fun` is omitted.
@@ -86,7 +87,7 @@ def mpmd_jit_by_yield(
         raise TypeError(
             f"mpmd_jit_by_yield() got an unexpected keyword argument {min(unknown)!r}"
         )
-    options.pop("use_pgle", None)  # ignored, as there
+    options.pop("use_pgle", None)  # ignored, as in mpmd_jit_with_loop
     if target_num_stages is not None:
         what = "mpmd_jit_by_yield: target_num_stages"
         target_num_stages = check_count(what, target_num_stages)

@@ -23,7 +23,8 @@ class RankOwner(Protocol):
     def has_rank(self, rank: int) -> bool: ...
 
     def connect(self, identity: Any, devices: Devices) -> _core.Network:
-        """The network of the next step; `identity` is what all processes must agree on."""
+        """The network of the next step; `identity` holds what all processes must agree
+        on."""
 
 
 class Devices:
@@ -32,9 +33,10 @@ class Devices:
     A rank of another process has no devices here; its indices are 0.
 
     Args:
-      platform, version: of the plugin. ids: JAX's ids of each rank's devices. indices: the
-      client's indices of the same devices. processes: the processes that share the ranks; None:
-      this one has all.
+      platform, version: those of the plugin.
+      ids: JAX's ids of each rank's devices.
+      indices: the client's indices of the same devices.
+      processes: the processes that share the ranks; None: this process has all ranks.
     """
 
     # Whether a step can send an argument from one rank to another that needs it.
@@ -79,7 +81,7 @@ class Devices:
 
     @property
     def layout(self) -> tuple[Any, ...]:
-        """Equal for meshes whose ranks are the same devices of the same client."""
+        """Equal for meshes whose ranks consist of the same devices of the same client."""
         raise NotImplementedError
 
     @property

@@ -1,4 +1,4 @@
-"""Starts the processes' part of a script that several of them run."""
+"""Runs a script's `main` in each process of a job."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def distributed_main(main: Callable[[], Any]) -> Any:
     With NNODES, NODE_RANK and JAX_COORDINATOR_ADDRESS (host:port) set, these are the number of
     processes, this process and the address of the first one. Otherwise
     `jax.distributed.initialize()` finds the job, as under `jaxpp launch`, Slurm or Open MPI;
-    without any, `main` runs in this process alone.
+    outside a job, `main` runs in this process alone.
 
     Returns:
       What `main` returns.

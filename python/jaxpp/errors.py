@@ -66,7 +66,7 @@ def shorten(value: Any, limit: int = 120) -> str:
     """A value's repr, shortened to fit into a message."""
     try:
         text = repr(value)
-    except Exception:  # a user's own __repr__
+    except Exception:  # from a user's own __repr__
         text = f"<{type(value).__name__}, whose repr() fails>"
     return text if len(text) <= limit else text[:limit] + "..."
 
@@ -100,9 +100,9 @@ _warned: dict[Any, Any] = {}
 
 
 def warn(message: str, line: str | None = None) -> None:
-    """A UserWarning at the line of the user's code that is running, or at `line`; once.
+    """Warns once, at the line of the user's code that is running, or at `line`.
 
-    `warnings.filterwarnings` applies to it.
+    The category is UserWarning, to which `warnings.filterwarnings` applies.
     """
     name, _, number = (line or here()).rpartition(":")
     if not number.isdigit():
@@ -122,7 +122,7 @@ def raised_text(error: BaseException) -> str:
     """An exception formatted like the last line of its traceback."""
     try:
         return f"{type(error).__name__}: {error}"
-    except Exception:  # a user's own __str__
+    except Exception:  # from a user's own __str__
         return type(error).__name__
 
 

@@ -1,7 +1,7 @@
 """Failure detection for the job that this process belongs to.
 
 The library's threads detect the failure of another process at any time (`jaxpp/job.h`). This
-module tells them how the processes reach each other, and when this process ends.
+module tells them how to reach each other, and when this process ends.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _STOP_S = 10
 
 
 def own_address() -> str:
-    """The address at which other processes of the job reach this one."""
+    """The address at which the job's other processes reach this one."""
     address = _core.option("JPP_ADDRESS")
     if address:
         return address
@@ -68,11 +68,11 @@ class _Watcher(threading.Thread):
 
     def __init__(self) -> None:
         super().__init__(name="jaxpp job", daemon=True)
-        self.last_words = ""  # why this process failed
+        self.last_words = ""  # the reason why this process failed
         self._joined = threading.Event()
         self._stopping = threading.Event()
         self._coordinator_is_gone = False
-        # Whether and since when an answer of JAX's coordinator is pending.
+        # Whether JAX's coordinator still owes an answer, and since when.
         self._asking, self._asked_at = False, 0.0
 
     def run(self) -> None:
@@ -86,9 +86,9 @@ class _Watcher(threading.Thread):
             looked = now
             if self._asking and now - self._asked_at > limit:
                 _end_process(
-                    f"jaxpp: error: process 0 at {coordination_address()}: nothing was heard "
-                    f"of it for {limit:g} s: it was stopped, its machine hangs, or the way to "
-                    "it is cut"
+                    f"jaxpp: error: process 0 at {coordination_address()}: it has "
+                    f"sent nothing for {limit:g} s: it was stopped, its machine "
+                    "hangs, or the network to it is down"
                 )
         text = None if self._coordinator_is_gone else _core.job_await_end()
         if text is not None:
@@ -117,7 +117,7 @@ class _Watcher(threading.Thread):
 
     def stop(self) -> None:
         """Stops the thread before the interpreter exits, which would kill it in
-        mid-operation."""
+        the middle of an operation."""
         self._stopping.set()
         self.join(_STOP_S)
 
@@ -187,8 +187,8 @@ def watch_job(stacklevel: int) -> None:
 
 
 def _tell_of_failure() -> None:
-    """Runs before the interpreter joins threads, because a thread of orbax may wait for this
-    job."""
+    """Runs before the interpreter joins threads, because a thread of orbax may be waiting
+    for this job."""
     if not _is_failing():
         return
     error = sys.last_value

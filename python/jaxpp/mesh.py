@@ -32,8 +32,8 @@ def __getattr__(name: str) -> Any:
 
 
 def memory_of(sharding: Any, what: str) -> str:
-    """The memory of a sharding, "device" or "pinned_host"; "device" for anything without a
-    memory kind. Raises JaxppError("unsupported") for any other kind, with `what`."""
+    """The memory of a sharding: "device" (also for anything without a memory kind) or
+    "pinned_host". Raises JaxppError("unsupported") for any other kind, with `what`."""
     kind = getattr(sharding, "memory_kind", None)
     if kind is None or kind in ("device", "pinned_host"):
         return kind or "device"
@@ -74,9 +74,10 @@ class MpmdMesh:
     on one accelerator. Their memory use adds up on the shared devices.
 
     Args:
-      jax_mesh: the devices. mpmd_axis_name: the pipeline axis. ranks_per_device: how many
-      consecutive ranks share each group of devices. The
-        attribute `jax_mesh` repeats each group that many times.
+      jax_mesh: the devices.
+      mpmd_axis_name: the pipeline axis.
+      ranks_per_device: how many consecutive ranks share each group of devices. The attribute
+        `jax_mesh` repeats each group that many times.
 
     Raises:
       JaxppError: an argument is invalid, or ranks share only some of their devices
@@ -243,7 +244,8 @@ class MpmdMesh:
 
     @contextlib.contextmanager
     def tracing_context(self) -> Iterator[None]:
-        """A context in which specs refer to the axes of a rank's mesh, for any context mesh."""
+        """A context in which specs refer to the axes of a rank's mesh, whatever the
+        context mesh."""
         mesh = self.lowering_mesh()
         with context_mesh(mesh, self.jax_mesh), self.eager_context():
             yield
@@ -302,9 +304,9 @@ class MpmdSharding(NamedSharding):  # type: ignore[misc]
     accept the resulting arrays.
 
     Args:
-      mpmd_mesh: the mesh of all ranks. mesh_ids: the ranks that hold the array. spec: how each
-      copy is sharded within its rank; the pipeline axis is dropped
-        from it.
+      mpmd_mesh: the mesh of all ranks.
+      mesh_ids: the ranks that hold the array.
+      spec: how each copy is sharded within its rank; the pipeline axis is dropped from it.
       memory_kind: the memory of the devices that holds the array: None or "device", or
         "pinned_host".
     """
@@ -376,9 +378,10 @@ def parted_sharding(
     size: int,
     memory_kind: str | None = None,
 ) -> MpmdSharding:
-    """The closest JAX sharding of an array of which an axis of this size is split over ranks:
-    the axis divided over the ranks in order (a rank with several stages actually holds the
-    parts of its stages), or a copy on each rank if it does not divide evenly."""
+    """The closest JAX sharding of an array that is split over ranks along an axis of this
+    size: the axis divided over the ranks in order (a rank with several stages actually
+    holds the parts of its stages), or a copy on each rank if it does not divide evenly.
+    """
     if size % mesh.mesh_of_groups(ranks).shape[mesh.mpmd_axis_name]:
         return MpmdSharding(mesh, ranks, spec, memory_kind)
     parts = [*spec, *[None] * (axis + 1 - len(spec))]

@@ -36,7 +36,8 @@ def accumulate(
     operation: Operation, state: Any, value: Any, i: Any, partial: bool = False
 ) -> jax.Array:
     """`operation.update` that also works if only one of state and value has explicit axes, or
-    if the value is a part of a sum on each device: `partial` says that the state is, too."""
+    if each device has one term of a sum as the value: `partial` says that the state is
+    such a term, too."""
     with context_mesh(None):
         state, value = with_partial(state, value, partial)
         return operation.update(*on_one_mesh(state, value), i)
@@ -47,8 +48,8 @@ class Add:
     """The sum over microbatches, in order, with the shape of one value.
 
     Attributes:
-      dtype: of the sum, such as `jnp.float32` for gradients in bfloat16: each value is
-        converted before it is added. None: that of one value.
+      dtype: the sum's dtype, such as `jnp.float32` for gradients in bfloat16: each value
+        is converted before it is added. None: the dtype of one value.
     """
 
     dtype: Any = None
@@ -79,7 +80,7 @@ class Add:
         return jax.lax.add(state, value.astype(state.dtype))
 
     def refuses(self, value: Any) -> str | None:
-        """Why it cannot reduce such values; None if it can."""
+        """The reason why it cannot reduce such values; None if it can."""
         inexact = jnp.issubdtype(value.dtype, jnp.inexact)
         if self.dtype and inexact and not jnp.issubdtype(self.dtype, jnp.inexact):
             return f"expected a floating dtype for the sum of such values, found {self.dtype}"
@@ -108,7 +109,7 @@ class Max:
         return jnp.maximum(state, value)
 
     def refuses(self, value: Any) -> str | None:
-        """Why it cannot reduce such values; None if it can."""
+        """The reason why it cannot reduce such values; None if it can."""
         kinds = (jnp.floating, jnp.integer, jnp.bool_)
         if any(jnp.issubdtype(value.dtype, kind) for kind in kinds):
             return None
@@ -132,7 +133,7 @@ class Concat:
         return jax.lax.dynamic_update_index_in_dim(state, value, index, axis)
 
     def refuses(self, value: Any) -> str | None:
-        """Why it cannot reduce such values; None if it can."""
+        """The reason why it cannot reduce such values; None if it can."""
         rank = len(value.shape) + 1
         if not isinstance(self.axis, int) or not -rank <= self.axis < rank:
             return f"expected an axis from {-rank} to {rank - 1}, found {self.axis!r}"

@@ -31,7 +31,7 @@ class _Piece:
 
     index: tuple[slice, ...]
     replica_id: int
-    data: Any  # jax.Array, or only the type of data that another process or shard writes
+    data: Any  # a jax.Array, or only the type if another process or shard writes the data
 
 
 class _Pieces:
@@ -66,7 +66,7 @@ class _Pieces:
 
 
 def _parts_of(array: jax.Array) -> Iterator[tuple[int, jax.Array]]:
-    """The stored parts of the array, each with its beginning along their axis."""
+    """The stored parts of the array, each with its start along the axis."""
     if not isinstance(array, MpmdArray) or array._placement.is_whole:
         yield 0, array
         return
@@ -78,7 +78,8 @@ def _parts_of(array: jax.Array) -> Iterator[tuple[int, jax.Array]]:
 def _cut(
     shard: Any, axis: int, start: int, shape: tuple[int, ...], whole: tuple[int, ...]
 ) -> Iterator[_Piece]:
-    """Cuts a shard of a part that begins at `start` of an axis into pieces of this shape."""
+    """Cuts a shard of a part that begins at `start` along an axis into pieces of this
+    shape."""
     data = physical_array(shard.data)
     if not shape:
         yield _Piece((), 0, data)
@@ -113,8 +114,8 @@ class MpmdArrayHandler(ocp.type_handlers.ArrayHandler):  # type: ignore[misc]
         return await super().serialize(pieces, infos, args)
 
     # The metadata that orbax writes beside arrays, by name. A save initialises it with an empty
-    # dict and adds the types of the keys that it finds, but keys in pieces look like numbers to
-    # it.
+    # dict and adds the types of the keys that it finds, but it takes keys in pieces for
+    # numbers.
 
     @property
     def _ext_metadata(self) -> dict[str, Any]:
@@ -157,7 +158,8 @@ def _to_read(arg: Any) -> Any:
 
 
 def _without_shards(arg: Any, array: Any) -> jax.Array:
-    """This process's view of an array that others restore; the type may have been read."""
+    """This process's view of an array that others restore; the type may have been read
+    already."""
     shape = arg.global_shape if array is None else array.shape
     dtype = arg.dtype if array is None else array.dtype
     if shape is None or dtype is None:

@@ -74,7 +74,7 @@ def local_shards(array: jax.Array) -> list[Any]:
     """The local shards of a JAX array, each with its device, index and data.
 
     Raises:
-      JaxppError: JAX cannot tell ("mesh").
+      JaxppError: JAX cannot list them ("mesh").
     """
     try:
         return list(array.addressable_shards)
@@ -163,7 +163,7 @@ class Part:
     def shard(self, value: _core.Value, rank: int, device: int) -> np.ndarray | jax.Array:
         """The shard on one device for JAX, likewise."""
         known_as = self.devices.of_rank(self.mesh, rank)[device]
-        # JAX takes the address of a device's shard for one in the device's memory.
+        # JAX would take the address of a device's shard for an address in device memory.
         can_lend = self.memory == "device" or self.devices.platform == "cpu"
         lent = self.devices.lend(value, rank, device, known_as) if can_lend else None
         if lent is None:
@@ -182,7 +182,7 @@ class Part:
     def device_shard(
         self, value: _core.Value, rank: int, index: tuple[slice, ...], device: jax.Device
     ) -> np.ndarray | jax.Array:
-        """The shard on a JAX device, which has the part `index` of the array."""
+        """The shard on a JAX device that holds the part `index` of the array."""
         return self.shard(value, rank, self.devices.of_rank(self.mesh, rank).index(device))
 
     def copy(self, value: _core.Value) -> _core.Value:
@@ -264,7 +264,8 @@ class JaxPart:
 
 
 class Placement:
-    """Where an array is: one part on some ranks, or several along an axis, each on its own."""
+    """The parts of an array: one part on some ranks, or several along an axis, each on
+    its own ranks."""
 
     def __init__(self, parts: Sequence[Any], aval: Any) -> None:
         first = parts[0]
@@ -273,7 +274,7 @@ class Placement:
         self.memory: str = first.memory
         self.aval = _plain_aval(aval)
         self.ranks, self.local_ranks = first.ranks, first.local_ranks
-        self.axis = 0  # that the parts are ranges of
+        self.axis = 0  # the axis along which parts are ranges
         if not self.is_whole:
             sizes = zip(first.aval.shape, self.aval.shape, strict=True)
             self.axis = next(k for k, (own, size) in enumerate(sizes) if own != size)
@@ -316,7 +317,8 @@ class Placement:
                 yield rank, (slice(rows[k].start, rows[last].stop), range(k, last + 1))
 
     def read(self, values: Sequence[Any], rank: int) -> np.ndarray:
-        """The whole array: from a rank, or each of several parts from its first one."""
+        """The whole array, read from a rank or, if it has several parts, from the first
+        rank of each."""
         if self.is_whole:
             whole: np.ndarray = self.parts[0].read(values[0], rank)
             return whole

@@ -124,7 +124,7 @@ class FusedTask(tuple[Task, ...]):
 
 
 Row: TypeAlias = Sequence[Task | FusedTask | None]
-# As _core.ScheduleTask: kind, joins_next, latency, stage, microbatch.
+# The fields of a _core.ScheduleTask: kind, joins_next, latency, stage, microbatch.
 _CoreTask: TypeAlias = tuple[int, bool, int, int, int]
 _IDLE: _CoreTask = (_core.TASK_IDLE, False, 0, 0, 0)
 
@@ -151,7 +151,7 @@ def check_count(what: str, value: Any) -> int:
 
 
 def _other_size(what: str, ranks: int, mpmd_dim: int, instead: str = "") -> JaxppError:
-    """The error for a schedule whose number of ranks differs from the mesh's."""
+    """The error for a schedule whose number of ranks differs from that of the mesh."""
     more = ""
     devices = jax.devices()
     if len(devices) < ranks and devices[0].platform == "cpu":
@@ -175,8 +175,8 @@ class BaseSchedule:
     """A schedule of `num_stages` stages. Subclasses define `tasks`.
 
     Built-in schedules of the same class and parameters are equal, so as static arguments they
-    share a compiled step. An object of your own class equals only itself, unless the class
-    defines `__eq__` and `__hash__`.
+    share a compiled step. An instance of your own class equals only itself, unless the
+    class defines `__eq__` and `__hash__`.
     """
 
     def __init__(self, num_stages: int) -> None:
@@ -209,7 +209,7 @@ class BaseSchedule:
         )
 
     def get_mpmd_idx(self, stage_id: int) -> int:
-        """The rank that runs a stage; a helper for `tasks`, whose lists decide."""
+        """The rank that runs a stage; a helper for `tasks`, whose lists take precedence."""
         return stage_id
 
     def build_for(self, n_mubatches: int, mpmd_dim: int, num_marks: int) -> _core.Schedule:
@@ -464,7 +464,7 @@ class DualPipeV(_OnRanks):
 
 
 class BreadthFirst(_OnRanks):
-    """LoopedBFS (arXiv 2211.05953): a stage takes all microbatches in a row."""
+    """LoopedBFS (arXiv 2211.05953): each stage runs all microbatches in a row."""
 
     core_name = "breadth-first"
 
@@ -585,10 +585,10 @@ class Searched(BaseSchedule):
 
     Args:
       costs: (forward, input gradient, weight gradient) of each stage for one microbatch.
-      memory_limit: bytes of activations that a rank may keep; 0: no limit. activation_bytes:
-      the activations of one stage and microbatch. latency: the delay between a task's end and
-      its use on another rank, in the unit of costs. seconds: the time limit of the search.
-      Ctrl-C ends it.
+      memory_limit: bytes of activations that a rank may keep; 0: no limit.
+      activation_bytes: the activations of one stage and microbatch.
+      latency: the delay between a task's end and its use on another rank, in the unit of costs.
+      seconds: the time limit of the search. Ctrl-C ends it.
     """
 
     def __init__(

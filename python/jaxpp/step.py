@@ -67,7 +67,7 @@ class MpmdFunction:
         self._options = options
         self._signature = Signature(fun, options)
         self._compiled: dict[Any, CompiledStep] = {}
-        self._given_memories: dict[Any, list[str | None]] = {}  # by the tree of a call
+        self._given_memories: dict[Any, list[str | None]] = {}  # keyed by the tree of a call
         functools.update_wrapper(self, fun, updated=())
 
     def _key(self, call: Call) -> Any:
@@ -86,8 +86,8 @@ class MpmdFunction:
         return key
 
     def _without_given_memories(self, call: Call, leaves: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The types of the leaves, without the memories of those that in_shardings put in
-        one."""
+        """The types of the leaves, without the memories of those that in_shardings place
+        in one."""
         given = self._given_memories.get(call.tree)
         if given is None:
             names, _ = self._signature.describe(call)
@@ -249,8 +249,10 @@ class TracedStep:
     """A step traced for given arguments but not planned.
 
     Attributes:
-      jaxpr: the function's jaxpr on flat arguments. out_info: the shapes and dtypes of the
-      results. in_avals: the types of the flat arguments. fun_name: the function's name.
+      jaxpr: the function's jaxpr on flat arguments.
+      out_info: the shapes and dtypes of the results.
+      in_avals: the types of the flat arguments.
+      fun_name: the function's name.
     """
 
     def __init__(self, function: MpmdFunction, call: Call, jaxpr: Any, out_tree: Any) -> None:
@@ -273,7 +275,7 @@ class LoweredStep:
     """A step planned for given arguments but not compiled.
 
     Attributes:
-      plan: the same as `trace_and_place` returns.
+      plan: the plan that `trace_and_place` returns.
     """
 
     def __init__(self, function: MpmdFunction, call: Call, plan: Traced) -> None:
@@ -286,20 +288,20 @@ class LoweredStep:
 
     @property
     def in_shardings(self) -> Any:
-        """Like those of the compiled step."""
+        """The `in_shardings` of the compiled step."""
         return self.plan.in_shardings
 
     @property
     def out_shardings(self) -> Any:
-        """Like those of the compiled step."""
+        """The `out_shardings` of the compiled step."""
         return self.plan.out_shardings
 
     def cost_summary(self) -> CostSummary:
-        """Like that of the compiled step, without collectives."""
+        """The costs of the step, without collectives, which only compiled tasks show."""
         return self.plan.cost_summary()
 
     def explain(self) -> str:
-        """Like that of the compiled step, without collectives."""
+        """A page on what the step does, without collectives."""
         return self.plan.explain()
 
     @property
@@ -311,10 +313,10 @@ class LoweredStep:
         """Compiles the step from this plan.
 
         Args:
-          compiler_options: XLA's options for every task, besides those of the step.
+          compiler_options: XLA's options for every task, in addition to the step's.
 
         Raises:
-          JaxppError: like the step's first call.
+          JaxppError: as for the step's first call.
         """
         function = self._function
         if compiler_options:
@@ -344,7 +346,7 @@ class BoundStep:
         return getattr(self.compiled, name)
 
     def __dir__(self) -> list[str]:
-        """Also what it has of the compiled step, for completion."""
+        """Includes the attributes of the compiled step, for completion."""
         return sorted({*super().__dir__(), *dir(self.compiled)})
 
 
@@ -446,30 +448,30 @@ def mpmd_jit_with_loop(
     """Pipelines a training step that contains a `treduce`.
 
     Args:
-      fun: the step. Arguments and results are pytrees of arrays. mpmd_mesh: the ranks and their
-      devices. in_shardings, out_shardings: pytree prefixes of `NamedSharding`s or
-      `MpmdSharding`s,
-        whose specs are used. A result stays on exactly the ranks of its `MpmdSharding`. Or
-      in_specs, out_specs: pytree prefixes of `PartitionSpec`s over the axes of a rank's
-        mesh. If omitted or None, they are inferred.
-      static_argnums, static_argnames: hashable arguments that are compiled in. donate_argnums,
-      donate_argnames: arguments whose memory the step may reuse; they must
-        not be used again.
-      compiler_options: XLA's options for every task. plugin: the path of a PJRT plugin, or
-      "cuda" or "rocm" for the one installed
-        for JAX; default: JPP_PLUGIN, then the plugin of the mesh's devices.
+      fun: the step. Arguments and results are pytrees of arrays.
+      mpmd_mesh: the ranks and their devices.
+      in_shardings, out_shardings: pytree prefixes of `NamedSharding`s or `MpmdSharding`s, whose
+        specs are used. A result stays on exactly the ranks of its `MpmdSharding`.
+      in_specs, out_specs: in place of shardings, pytree prefixes of `PartitionSpec`s over the
+        axes of a rank's mesh. If both are omitted or None, the shardings are inferred.
+      static_argnums, static_argnames: hashable arguments that are compiled in.
+      donate_argnums, donate_argnames: arguments whose memory the step may reuse; they must not
+        be used again.
+      compiler_options: XLA's options for every task.
+      plugin: the path of a PJRT plugin, or "cuda" or "rocm" for the one installed for JAX;
+        default: JPP_PLUGIN, then the plugin of the mesh's devices.
       memory_limit: the bytes that a step may use on each device: weights, gradients, optimizer
         state, activations, receive slots and everything else kept between tasks. A number
         limits the total of all ranks on the same devices; a list has one limit per rank. A plan
         that exceeds the limit is refused before anything is compiled. A dict has limits by
         memory kind, "device" and "pinned_host".
-      steps_in_flight: how many steps may be in flight; default: JPP_STEPS_IN_FLIGHT,
-        then 2. A call returns as soon as the runtime has taken its arguments, and waits only
-        while that many steps are unfinished. With 0, a call returns when its step is done. It
-        is 1 under a memory limit that cannot hold the arguments and results of several steps.
+      steps_in_flight: how many steps may be in flight; default: JPP_STEPS_IN_FLIGHT, then 2. A
+        call returns as soon as the runtime has taken its arguments, and waits only while that
+        many steps are unfinished. With 0, a call returns when its step is done. It is 1 under a
+        memory limit that cannot hold the arguments and results of several steps.
       reduce_once: whether results that the loop adds up, such as gradients, are summed over the
-        devices of a rank once, after the loop. Until then, each device keeps its part of the
-        sum. False: in every microbatch.
+        devices of a rank only once, after the loop. Until then, each device keeps its part of
+        the sum. False: in every microbatch.
       fsdp: when weights that are sharded over the devices of the batch are gathered: "step",
         once before the loop, and kept until its end; "use", in each task that uses them, and
         freed after it; a function of a weight's name, such as "params['w']", and its

@@ -1,6 +1,6 @@
-// The built-in schedules that a step could be planned under, with the bytes of its
-// values. A value that the planner makes has the type and sharding of its origin in the
-// graph, so sizes measured for one plan of a step hold for all its plans.
+// Plans a step under other built-in schedules, reusing the known bytes of its values. A
+// value that the planner makes has the type and sharding of its origin in the graph, so
+// sizes measured for one plan of a step hold for all its plans.
 #include "advise/candidates.h"
 
 #include "base/alloc.h"

@@ -5,29 +5,31 @@
 
 #include "jaxpp/advise.h"
 
-// State that all candidates of a step share, and the smallest need of any of them.
+// State that all candidates of a step share, and the smallest memory need of any of them.
 typedef struct jpp_candidates {
   const jpp_graph_t* graph;
   uint32_t ranks;
   const jpp_memory_limits_t* limits;
-  uint64_t* origin_bytes;     // [graph values] on one device, 0: not known
-  const char* smallest_name;  // of the candidate that needs the least; NULL: none yet
-  uint64_t smallest;          // its peak on the devices with the largest peak
+  // [graph values] on one device; 0: unknown.
+  uint64_t* origin_bytes;
+  // Name of the candidate that needs least memory; NULL: none yet.
+  const char* smallest_name;
+  uint64_t smallest;  // its peak on the devices with the largest peak
 } jpp_candidates_t;
 
-// Takes the bytes of values from a plan of the step. Deinit it in any case.
+// Takes the bytes of values from a plan of the step. Deinit it even after an error.
 jpp_status_t* jpp__candidates_init(jpp_candidates_t* candidates, const jpp_graph_t* graph,
                                    const jpp_plan_t* like,
                                    const jpp_memory_limits_t* limits) JPP_MUST_USE;
 void jpp__candidates_deinit(jpp_candidates_t* candidates);
 
-// Plans the step under schedules, a loop each, up to its programs.
+// Plans the step with the given schedule for each loop, up to its programs.
 jpp_status_t* jpp__candidates_plan(const jpp_candidates_t* candidates,
                                    const jpp_schedule_t* const* schedules,
                                    jpp_planned_t** out_planned) JPP_MUST_USE;
 
 // Whether all ranks are within their limits, and the peak on the devices with the largest
-// one; keeps the smallest peak. `name` must outlive the candidates.
+// peak; records the smallest such peak. `name` must outlive the candidates.
 bool jpp__candidates_fit(jpp_candidates_t* candidates, const jpp_plan_t* plan,
                          const char* name, uint64_t* out_peak);
 

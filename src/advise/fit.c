@@ -1,6 +1,6 @@
-// Finds a built-in schedule that fits a memory limit: plans the step under each that
-// accepts its loops' sizes and returns, of those within the limits, the one whose
-// simulation is shortest.
+// Finds a built-in schedule that fits a memory limit: plans the step under each schedule
+// that supports its loops' sizes and returns, of those within the limits, the one with
+// the shortest simulation.
 #include "advise/candidates.h"
 #include "base/log.h"
 #include "base/null.h"
@@ -9,11 +9,11 @@
 
 typedef struct fitter {
   jpp_candidates_t candidates;
-  const jpp_planned_t* planned;  // under its own schedules, over the limits
-  double own;                    // its simulated time
-  const char* best_name;         // of what fits; NULL: nothing does
+  const jpp_planned_t* planned;  // with its own schedules; exceeds the limits
+  double own;                    // simulated time of `planned`
+  const char* best_name;         // the best schedule that fits; NULL: none fits
   double best;                   // its simulated time
-  uint64_t best_peak;            // on the devices with the largest peak
+  uint64_t best_peak;            // its peak on the devices with the largest peak
 } fitter_t;
 
 // --- Simulated time -------------------------------------------------------------------
@@ -51,7 +51,7 @@ static jpp_status_t* simulate_loop(const jpp_planned_t* planned, uint32_t loop,
   return status;
 }
 
-// The loops' time, one after the other, in the unit of the graph's costs.
+// The simulated time of all loops, one after the other, in the unit of the graph's costs.
 static jpp_status_t* simulate_loops(const jpp_planned_t* planned, double* out_makespan) {
   *out_makespan = 0;
   for (uint32_t l = 0; l < planned->graph->num_loops; ++l) {
@@ -65,7 +65,7 @@ static jpp_status_t* simulate_loops(const jpp_planned_t* planned, double* out_ma
 // --- Built-in schedules ---------------------------------------------------------------
 
 // Builds the named schedule for each loop. *out_serves is false if it does not support
-// the sizes of one.
+// the sizes of a loop.
 static jpp_status_t* build_schedules(const char* name, const jpp_planned_t* like,
                                      jpp_schedule_t** schedules, bool* out_serves) {
   *out_serves = false;
@@ -137,7 +137,7 @@ static void append_sizes(const jpp_schedule_t* schedule, jpp_str_t* str) {
                   schedule->microbatches == 1 ? "" : "es");
 }
 
-// Whether the ranks with the largest excess would be within the limit without
+// Whether the ranks with the largest excess would fit the limit if they kept no
 // activations.
 static bool activations_exceed(const jpp_check_report_t* report,
                                const jpp_memory_limits_t* limits) {

@@ -10,7 +10,8 @@ typedef struct acceptor {
   jpp_candidates_t candidates;
   const jpp_schedule_t** schedules;  // [loops]
   uint32_t loop;
-  const jpp_search_options_t* options;  // the caller's, complete
+  // The caller's options, converted to the current version.
+  const jpp_search_options_t* options;
 } acceptor_t;
 
 static jpp_status_t* accept_if_fits(void* context, const jpp_schedule_t* schedule,
@@ -36,7 +37,7 @@ static jpp_status_t* forward_poll(void* context) {
   return a->options->poll ? a->options->poll(a->options->context) : NULL;
 }
 
-// Replaces the search's error by one that says how much memory would have been enough,
+// Replaces the search's error with one that says how much memory would have sufficed,
 // which only the candidates know.
 static jpp_status_t* explain_refusal(const acceptor_t* a, jpp_status_t* status) {
   const jpp_candidates_t* candidates = &a->candidates;

@@ -1,5 +1,5 @@
-// A trial of a step whose loops have no schedule yet: the schedule under which its stages
-// are measured. A search needs costs, and costs need a run.
+// Makes the schedules of a trial: a step whose loops have no schedule yet runs under them
+// so that its stages can be measured. A search needs costs, and costs need a run.
 #include "base/alloc.h"
 #include "base/null.h"
 #include "jaxpp/advise.h"
@@ -12,7 +12,7 @@ static uint32_t count_marks(const jpp_graph_t* graph, const jpp_loop_t* loop) {
   return marks;
 }
 
-// Stage after stage, so that no other task shares the machine with a running one.
+// The stages run one after the other, so that no other task competes with a running one.
 static jpp_status_t* make_placeholder(const jpp_graph_t* graph, uint32_t loop,
                                       uint32_t ranks, jpp_schedule_t** out_schedule) {
   const jpp_loop_t* of = &graph->loops[loop];

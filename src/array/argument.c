@@ -1,8 +1,8 @@
-// Decides how an array becomes an argument of a step: used as it is, borrowed, or copied
-// by way of the host.
+// Decides how an array becomes an argument of a step: used unchanged, borrowed, or copied
+// through the host.
 //
-// Blocks are compared rather than the shardings that they come from, so that shardings of
-// other names and meshes count as equal where they cut an array in the same way.
+// It compares blocks instead of the shardings that produce them, so that shardings with
+// other names and meshes count as equal if they cut an array in the same way.
 #include "array/argument.h"
 
 #include "array/block.h"
@@ -19,7 +19,7 @@ static uint32_t count_local_ranks(const jpp_wanted_t* wanted) {
   return count;
 }
 
-// The given block that is the wanted one of a rank's device, or JPP_NONE.
+// The given block that equals the wanted block of a rank's device, or JPP_NONE.
 static uint32_t find_block(const jpp_wanted_t* wanted, const jpp_given_t* given,
                            uint32_t rank, uint32_t device) {
   for (uint32_t b = 0; b < given->num_blocks; ++b) {
@@ -37,7 +37,7 @@ static uint32_t find_block(const jpp_wanted_t* wanted, const jpp_given_t* given,
 // --- Use ------------------------------------------------------------------------------
 
 // Whether the array of a part has the wanted blocks, on one rank or, if the step cannot
-// move it, on all that are wanted.
+// move it, on all wanted ranks.
 static bool has_part(const jpp_wanted_t* wanted, const jpp_given_t* given,
                      uint32_t part) {
   uint64_t matching = 0;
@@ -94,8 +94,8 @@ static bool has_number(const uint32_t* numbers, uint32_t count, uint32_t number)
   return false;
 }
 
-// Ranks that do not need the array, but from which the step can bring it to one that
-// does.
+// Borrows on ranks that do not need the array, but from which the step can copy it to one
+// that does.
 static void borrow_elsewhere(const jpp_wanted_t* wanted, const jpp_given_t* given,
                              jpp_decision_t* decision) {
   for (uint32_t b = 0; b < given->num_blocks; ++b) {
@@ -107,7 +107,8 @@ static void borrow_elsewhere(const jpp_wanted_t* wanted, const jpp_given_t* give
   }
 }
 
-// Leaves the decision's lists, with room for every rank, empty if it cannot be borrowed.
+// If the array cannot be borrowed, leaves the decision's lists empty; they have room for
+// every rank.
 static bool borrow(const jpp_wanted_t* wanted, const jpp_given_t* given,
                    jpp_decision_t* decision) {
   if (given->home != JPP_HOME_FOREIGN || wanted->donated ||
@@ -165,7 +166,7 @@ jpp_status_t* jpp__argument_missing(const jpp_wanted_t* wanted, uint32_t device,
   return status;
 }
 
-// Lists the blocks that a device's block is made of. Given blocks are equal or disjoint.
+// Lists the given blocks that cover a device's block. Given blocks are equal or disjoint.
 static jpp_status_t* cover(const jpp_wanted_t* wanted, const jpp_given_t* given,
                            uint32_t device, jpp_decision_t* decision) {
   const int64_t* block = jpp__wanted_block(wanted, device);
@@ -246,7 +247,7 @@ static jpp_status_t* read_given(const jpp_wanted_t* wanted, const jpp_given_t* f
 static jpp_status_t* decide(const jpp_wanted_t* wanted, const jpp_given_t* given,
                             jpp_decision_t* decision) {
   if (find_part(wanted, given, &decision->part)) return NULL;
-  // Every rank of either side, or every block.
+  // Room for every rank of either side, or for every block.
   size_t ranks = (size_t)wanted->num_ranks + given->num_blocks;
   size_t blocks = (ranks + 1) * wanted->devices_per_rank + given->num_blocks;
   JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(ranks, &decision->ranks));

@@ -1,4 +1,4 @@
-// What deciding about an argument and making it have in common.
+// Declarations that deciding about an argument and making it share.
 #ifndef JPP_ARRAY_ARGUMENT_H_
 #define JPP_ARRAY_ARGUMENT_H_
 
@@ -14,16 +14,16 @@ static inline bool jpp__wanted_is_local(const jpp_wanted_t* wanted, uint32_t ind
   return !wanted->is_local || wanted->is_local[index];
 }
 
-// A checked copy of what a caller wants.
+// Makes a checked copy of the caller's jpp_wanted_t.
 jpp_status_t* jpp__wanted_read(const jpp_wanted_t* given,
                                jpp_wanted_t* out_wanted) JPP_MUST_USE;
-// JPP_INVALID_ARGUMENT for a block that no array has.
+// JPP_INVALID_ARGUMENT for a block that no array can have.
 jpp_status_t* jpp__argument_check_block(const jpp_wanted_t* wanted,
                                         const int64_t* block) JPP_MUST_USE;
-// The error that a process lacks elements of a device's block.
+// The error for a process that lacks elements of a device's block.
 jpp_status_t* jpp__argument_missing(const jpp_wanted_t* wanted, uint32_t device,
                                     uint64_t found) JPP_MUST_USE;
-// The argument on the local ranks, out of host blocks. `wanted` is a checked copy; the
+// Makes the argument on the local ranks from host blocks. `wanted` is a checked copy; the
 // other parameters are those of jpp_argument_take().
 jpp_status_t* jpp__argument_upload(const jpp_wanted_t* wanted, jpp_client_t* client,
                                    const uint32_t* devices,

@@ -1,8 +1,8 @@
 // Counts the holders and readers of arrays, and frees their buffers.
 //
 // The buffers of an array are freed when it is deleted or released and has no reader; a
-// lent buffer is freed with its last loan. Under the lock, nothing blocks and nothing is
-// freed.
+// lent buffer is freed with its last loan. No call blocks, and nothing is freed, under
+// the lock.
 #include "array/array.h"
 
 #include <stdatomic.h>
@@ -63,7 +63,7 @@ jpp_status_t* jpp__array_promise(const jpp_array_layout_t* layout,
   return NULL;
 }
 
-// An array whose pieces have the shapes that `shape_of` says.
+// Makes an array whose pieces have the shapes that `shape_of` returns.
 static jpp_status_t* make_array(const jpp_array_layout_t* layout,
                                 jpp_status_t* (*shape_of)(const void* from, size_t shard,
                                                           jpp_buffer_shape_t* out_shape),
@@ -170,7 +170,7 @@ jpp_status_t* jpp_array_upload(const jpp_array_layout_t* layout,
 
 // Released when the array is freed and the plugin has released each shard, whichever is
 // last: a step may still run when its argument's buffers are destroyed, and a plugin may
-// still copy when the step has failed.
+// still copy after the step has failed.
 typedef struct jpp_owner {
   atomic_size_t uses;
   void (*release)(void* user);
@@ -246,7 +246,7 @@ void jpp_array_hold(jpp_array_t* array) {
   jpp__arrays_unlock();
 }
 
-// Under the lock: a buffer for the caller to destroy, or NULL while it is lent.
+// Under the lock: returns a buffer for the caller to destroy, or NULL while it is lent.
 static jpp_buffer_t* give_up_buffer(jpp_array_t* array, size_t shard) {
   if (array->loans[shard]) return NULL;
   jpp_buffer_t* buffer = array->buffers[shard];
@@ -300,7 +300,7 @@ jpp_buffer_t* const* jpp_array_shards(const jpp_array_t* array, uint32_t rank) {
 
 void jpp__array_begin_read(jpp_array_t* array) { ++array->readers; }
 
-// Under the lock: whether the caller has to free the buffers, because no user is left.
+// Under the lock: whether the caller must free the buffers, because no user is left.
 // False for buffers that a step has promised but not made.
 static bool claim_useless(jpp_array_t* array) {
   const jpp_outcome_t* outcome = array->outcome;
@@ -333,7 +333,7 @@ jpp_array_t* jpp__array_root(jpp_array_t* array) {
   return array->origin ? array->origin : array;
 }
 
-// A chain of origins ends: an array never becomes the origin of its own origin.
+// Chains of origins are finite: an array never becomes the origin of its own origin.
 void jpp_array_set_origin(jpp_array_t* copy, jpp_array_t* origin) {
   jpp__arrays_lock();
   jpp_array_t* root = origin;
@@ -379,7 +379,7 @@ const char* jpp_array_deletion_reason(const jpp_array_t* array) {
 
 static const char kWait[] = "the wait for an array";
 
-// Under the lock. Until its step has been issued, or is finished.
+// Under the lock. Waits until its step has been issued, or is finished.
 static jpp_status_t* await_outcome(const jpp_array_t* array, bool finished,
                                    const jpp_interrupt_t* interrupt) {
   const jpp_outcome_t* outcome = array->outcome;
@@ -412,7 +412,8 @@ static jpp_status_t* open_array(jpp_array_t* array, const jpp_interrupt_t* inter
   jpp__arrays_lock();
   status = check_alive(array);
   if (!status) status = await_outcome(array, false, interrupt);
-  if (!status) status = check_alive(array);  // it may have been deleted meanwhile
+  if (!status)
+    status = check_alive(array);  // the array may have been deleted in the meantime
   if (!status) jpp__array_begin_read(array);
   jpp__arrays_unlock();
   return status;
@@ -423,8 +424,8 @@ static jpp_status_t* await_buffer(const jpp_array_t* array, jpp_buffer_t* buffer
   return jpp__wait_buffer(array->layout.client, buffer, kWait, interrupt);
 }
 
-// A device has said why a buffer has no contents: the step says it better, once it is
-// done. Owns `status`.
+// A device has reported why a buffer has no contents; the step's error is more precise,
+// once the step is done. Owns `status`.
 static jpp_status_t* explain(const jpp_array_t* array, jpp_status_t* status,
                              const jpp_interrupt_t* interrupt) {
   if (!status || jpp_status_code(status) == JPP_CANCELLED) return status;
@@ -473,7 +474,7 @@ jpp_status_t* jpp_array_is_ready(jpp_array_t* array, bool* out_ready) {
 
 // --- Reading and taking ---------------------------------------------------------------
 
-// Waits for one shard, which the caller reads.
+// Waits for one shard, so that the caller can read it.
 static jpp_status_t* await_shard(const jpp_array_t* array, uint32_t rank, uint32_t device,
                                  const jpp_interrupt_t* interrupt,
                                  jpp_buffer_t*** out_shard) {

@@ -28,7 +28,7 @@ static inline uint64_t jpp__block_size(const int64_t* block, uint32_t ndim) {
   return size;
 }
 
-// What two blocks have in common, into `out`. False if that is nothing.
+// Stores the intersection of two blocks in `out`. Returns false if it is empty.
 static inline bool jpp__block_intersect(const int64_t* a, const int64_t* b, uint32_t ndim,
                                         int64_t* out) {
   bool some = true;

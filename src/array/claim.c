@@ -1,11 +1,12 @@
-// Which arrays a step may take: a donated one is alive, and passed once.
+// Decides which arrays a step may take: a donated array must not be deleted, and must be
+// passed only once.
 #include "array/claim.h"
 
 #include "array/lock.h"
 #include "base/null.h"
 #include "base/struct_size.h"
 
-// An argument of a call; NULL: it is no array.
+// An argument of a call.
 typedef struct claim {
   const jpp_params_t* params;
   jpp_array_t* const* arrays;  // [params->count]
@@ -32,8 +33,8 @@ static jpp_status_t* used_twice_error(const claim_t* claim, uint32_t first,
       claim->params->donated[first] ? "the first" : "the second");
 }
 
-// Says why the array of `arg`, already deleted, cannot be used: it was before this call,
-// or another argument, one of the `marked` first ones, donates it too.
+// Says why the array of `arg`, which is deleted, cannot be used: it was deleted before
+// this call, or another argument, one of the first `marked`, donates it too.
 static jpp_status_t* unusable_error(const claim_t* claim, uint32_t arg, uint32_t marked) {
   for (uint32_t b = 0; b < marked; ++b) {
     if (b == arg || donated_root_of(claim, b) != root_of(claim, arg)) continue;
@@ -63,8 +64,8 @@ static jpp_status_t* await_readers(const claim_t* claim,
   return NULL;
 }
 
-// In order, up to the first one that is deleted already: returns that argument, or the
-// count.
+// Marks the donated arrays in order, up to the first one that is deleted already; returns
+// that argument, or the count.
 static uint32_t mark_donated(const claim_t* claim) {
   for (uint32_t a = 0; a < claim->params->count; ++a) {
     jpp_array_t* array = donated_root_of(claim, a);
@@ -92,7 +93,7 @@ static uint32_t find_deleted_reader(const claim_t* claim) {
   return a;
 }
 
-// Looks at readers when all are marked, so that an array which one argument donates and
+// Checks readers after all are marked, so that an array that one argument donates and
 // another one reads is refused whichever comes first.
 jpp_status_t* jpp__claim_donated(const jpp_params_t* params, jpp_array_t* const* arrays,
                                  const jpp_interrupt_t* interrupt) {

@@ -1,7 +1,7 @@
-// Makes an argument of a step out of blocks in host memory.
+// Makes an argument of a step from blocks in host memory.
 //
-// If one host block contains a device's block, the upload reads it there, with strides.
-// Only one that several blocks share is assembled first.
+// If one host block contains a device's block, it is uploaded from there, with strides. A
+// block that spans several host blocks is assembled first.
 #include "array/argument.h"
 #include "array/block.h"
 #include "base/alloc.h"
@@ -11,7 +11,7 @@ static size_t element_bytes(const jpp_wanted_t* wanted) {
   return jpp_dtype_bits(wanted->dtype) / 8;
 }
 
-// The address of an index of the whole array, which the block contains.
+// The address of an element, by its index in the whole array; the block contains it.
 static const char* address_in(const jpp_host_block_t* block, const int64_t* index,
                               uint32_t ndim) {
   const char* data = block->data;
@@ -48,7 +48,8 @@ static void copy_axis(const copy_t* copy, uint32_t axis, const char* from, char*
   }
 }
 
-// Copies what a host block has of a wanted one. Returns the number of elements.
+// Copies the common part of a host block and a wanted block. Returns the number of
+// elements.
 static uint64_t copy_common(const jpp_wanted_t* wanted, const int64_t* block,
                             const jpp_host_block_t* from, char* data) {
   int64_t common[JPP_BUFFER_MAX_RANK * 2];
@@ -110,7 +111,8 @@ jpp_status_t* jpp_argument_gather(const jpp_wanted_t* wanted, uint32_t device,
   JPP_RETURN_IF_ERROR(jpp__wanted_read(wanted, &full));
   JPP_RETURN_IF_ERROR(check_blocks(&full, blocks, num_blocks));
   if (device >= full.devices_per_rank) {
-    return jpp_status_make(JPP_INVALID_ARGUMENT, "%s: device %u of a rank of %u",
+    return jpp_status_make(JPP_INVALID_ARGUMENT,
+                           "%s: expected a device of the rank, found device %u of %u",
                            full.name, device, full.devices_per_rank);
   }
   JPP_RETURN_IF_ERROR(
@@ -127,7 +129,7 @@ static bool contains(const int64_t* outer, const int64_t* inner, uint32_t ndim) 
   return true;
 }
 
-// The shards of one rank, and what was assembled for them.
+// The shards of one rank, and the memory assembled for them.
 typedef struct staged_shards {
   jpp_host_array_t* shards;  // [devices_per_rank]
   int64_t* dims;             // [devices_per_rank][ndim]
@@ -183,7 +185,7 @@ jpp_status_t* jpp__argument_upload(const jpp_wanted_t* wanted, jpp_client_t* cli
                                    jpp_array_t** out_array) {
   JPP_RETURN_IF_ERROR(check_blocks(wanted, blocks, num_blocks));
   uint32_t per_rank = wanted->devices_per_rank;
-  // One allocation: the local ranks, and the devices of each.
+  // One allocation for the local ranks and the devices of each.
   uint32_t* ranks = NULL;
   JPP_RETURN_IF_ERROR(
       JPP_ALLOC_ARRAY((size_t)wanted->num_ranks * (per_rank + 1), &ranks));

@@ -1,5 +1,5 @@
-// Outcomes of steps, and the waits for them. One condition serves all: steps end a few
-// thousand times a second at most.
+// Outcomes of steps, and the waits for them. One condition variable serves all: at most a
+// few thousand steps end per second.
 #include <pthread.h>
 
 #include "array/array.h"

@@ -1,5 +1,5 @@
-// Carries out what is decided about an array that a step gets. Each kind of array needs
-// only the part of its contents that the decision names, so a source is asked for them.
+// Carries out the decision about an argument of a step. A source is asked only for the
+// contents that the decision names.
 #include "array/argument.h"
 #include "base/alloc.h"
 #include "base/null.h"
@@ -33,7 +33,7 @@ static jpp_status_t* use_part(const taking_t* taking, uint32_t part,
 
 // --- Upload ---------------------------------------------------------------------------
 
-// `strides` have room for [num_blocks][ndim].
+// `strides` has room for [num_blocks][ndim].
 static jpp_status_t* read_blocks(const taking_t* taking, const jpp_decision_t* decision,
                                  int64_t* strides, jpp_host_block_t* blocks) {
   const jpp_wanted_t* wanted = &taking->wanted;

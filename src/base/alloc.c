@@ -1,4 +1,4 @@
-// The library's one way to the heap. A failed allocation becomes a status, and a counter
+// The library's only way to the heap. A failed allocation becomes a status, and a counter
 // lets a test make the n-th allocation fail, which proves that every caller handles it.
 #include "base/alloc.h"
 

@@ -1,12 +1,12 @@
-// Numbers of bytes that saturate: sums and products beyond the largest number stay at it.
-// Callers refuse a saturated number where the exact value matters.
+// Saturating byte counts: sums and products that exceed the largest number are clamped to
+// it. Callers refuse a saturated number if they need the exact value.
 #ifndef JPP_BASE_BYTES_H_
 #define JPP_BASE_BYTES_H_
 
 #include <stdbool.h>
 #include <stdint.h>
 
-// The most that JSON's integers hold.
+// The largest integer that JSON holds.
 #define JPP_MOST_BYTES ((uint64_t)INT64_MAX)
 
 static inline uint64_t jpp__bytes_add(uint64_t a, uint64_t b) {

@@ -25,7 +25,7 @@ static inline int64_t jpp__clock_now_ms(void) {
   return jpp__clock_now() / JPP_NANOSECONDS_OF_MS;
 }
 
-// The same to within a few milliseconds, in half the time: for calls in loops.
+// The same with an error of a few milliseconds, in half the time: for calls in loops.
 static inline int64_t jpp__clock_coarse_ms(void) {
   struct timespec now;
   clock_gettime(CLOCK_MONOTONIC_COARSE, &now);

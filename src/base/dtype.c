@@ -10,7 +10,7 @@ static const struct {
   const char* name;
   const char* numpy_name;
   uint32_t bits;
-  uint32_t packed_bits;  // 0: as many
+  uint32_t packed_bits;  // 0: the same number
 } kDtypes[JPP_DTYPE_COUNT] = {
     [JPP_DTYPE_INVALID] = {"invalid", "invalid", 0},
     [JPP_DTYPE_BOOL] = {"bool", "bool", 8},

@@ -11,7 +11,8 @@
 // Larger than any schedule, graph or trace, and smaller than memory.
 enum { kMostBytes = 1 << 30 };
 
-// Stops at kMostBytes or without memory: a device such as /dev/zero never ends.
+// Stops at kMostBytes or when memory runs out, because a device such as /dev/zero never
+// ends.
 static jpp_status_t* read_stream(FILE* stream, jpp_str_t* text) {
   char chunk[1 << 16];
   size_t got = 0;

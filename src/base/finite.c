@@ -3,16 +3,16 @@
 // no arithmetic of its own.
 #include "base/finite.h"
 
-// Without the sign bit, the encodings above the largest finite number are infinity and
-// then NaNs; types without infinities have only NaNs, or a single one, there. The "uz"
-// types have a single NaN, encoded as minus zero is in the others.
+// Without the sign bit, infinity and then the NaNs follow the largest finite number;
+// types without infinities have only NaNs there, or a single one. The "uz" types have a
+// single NaN, whose encoding is that of minus zero in other types.
 typedef struct format {
-  uint32_t bytes;  // of one part; 0: all bits are numbers
-  uint32_t parts;  // of an element: 2 when complex
+  uint32_t bytes;  // of one part; 0: every encoding is a number
+  uint32_t parts;  // per element: 2 for complex types
   uint64_t magnitude;
-  uint64_t infinity;  // of the magnitude; magnitude + 1: none
+  uint64_t infinity;  // magnitude of infinity; magnitude + 1: the type has none
   uint64_t first_nan;
-  uint64_t only_nan;  // of all bits; 0: none
+  uint64_t only_nan;  // all bits of the only NaN; 0: the type has several
 } format_t;
 
 static const format_t kFormats[JPP_DTYPE_COUNT] = {

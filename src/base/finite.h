@@ -8,10 +8,10 @@
 
 enum { JPP_FIND_NANS = 1, JPP_FIND_INFS = 2 };
 
-// Floating or complex.
+// Whether the type is floating or complex.
 bool jpp__dtype_is_floating(jpp_dtype_t dtype);
-// The first of `count` elements that is one of `what`; `count` if there is none, as for
-// any type that is not floating. A complex element counts if either part does.
+// The index of the first of `count` elements that matches `what`; `count` if there is
+// none, as for any other type. A complex element matches if either part does.
 size_t jpp__find_nonfinite(jpp_dtype_t dtype, const void* data, size_t count,
                            unsigned what);
 

@@ -1,6 +1,6 @@
-// Hash: 64 bits over bytes, FNV-1a (http://www.isthe.com/chongo/tech/comp/fnv/). It finds
-// damage and differences, not forgeries. Every step of it is a bijection, so texts of one
-// length that differ in one byte never agree.
+// Hash: 64 bits over bytes, FNV-1a (http://www.isthe.com/chongo/tech/comp/fnv/). It
+// detects damage and differences, not forgeries. Every step is a bijection, so texts of
+// the same length that differ in one byte never have the same hash.
 #ifndef JPP_BASE_HASH_H_
 #define JPP_BASE_HASH_H_
 

@@ -1,5 +1,4 @@
-// JSON by jansson. Its constructors return NULL where memory ran out; the functions here
-// turn that NULL into a status.
+// JSON with jansson.
 #include "base/json.h"
 
 #include <errno.h>
@@ -17,7 +16,7 @@ jpp_status_t* jpp__json_read(const char* file, const char* text, size_t length,
   errno = 0;
   *out_value = json_loadb(text, length, 0, &error);
   if (*out_value) return NULL;
-  // Where memory ran out in the middle of a string, jansson's own error is of syntax.
+  // If memory runs out in the middle of a string, jansson reports a syntax error.
   if (errno == ENOMEM) {
     return jpp_status_annotate(out_of_memory(), "%s", file);
   }
@@ -31,7 +30,7 @@ static int append_chunk(const char* chunk, size_t size, void* user) {
 }
 
 void jpp__json_take(json_t* value, size_t flags, jpp_str_t* out) {
-  // A value that could be created can be written, unless memory runs out.
+  // A value that exists can be written, unless memory runs out.
   bool failed = !value || json_dump_callback(value, append_chunk, out, flags) < 0;
   json_decref(value);
   if (failed && !out->error) out->error = out_of_memory();

@@ -1,5 +1,5 @@
-// Writes the log to standard error, or hands it to the program's callback. Each message
-// is formatted in a buffer and written by one call, so that lines of several threads do
+// Writes the log to standard error, or passes it to the program's callback. Each message
+// is formatted in a buffer and written with one call, so that lines of several threads do
 // not mix.
 #include "base/log.h"
 
@@ -13,7 +13,7 @@
 
 _Atomic int jpp_log_most = JPP_LOG_LEVEL_COUNT;
 
-enum { kLongestLine = 1024 };  // of a message; longer ones are cut
+enum { kLongestLine = 1024 };  // length of a message; longer ones are cut
 
 static const char* const kLevelNames[] = {"off", "error", "warning", "info", "debug"};
 _Static_assert(sizeof(kLevelNames) / sizeof(*kLevelNames) == JPP_LOG_LEVEL_COUNT,
@@ -24,7 +24,7 @@ static pthread_rwlock_t g_lock = PTHREAD_RWLOCK_INITIALIZER;
 static jpp_log_callback_t g_callback;  // NULL: standard error
 static void* g_user;
 
-// JPP_LOG_LEVEL_COUNT for what is no level.
+// JPP_LOG_LEVEL_COUNT for a text that is not a level.
 static int parse_level(const char* text) {
   int level = 0;
   while (level < JPP_LOG_LEVEL_COUNT && strcmp(text, kLevelNames[level]) != 0) ++level;
@@ -47,13 +47,13 @@ void jpp__log_read_level(void) {
   }
 }
 
-// "plan/plan.c" from any path that the compiler was given.
+// "plan/plan.c" from any path that the compiler received.
 static const char* short_path(const char* file) {
   const char* found = strstr(file, "src/");
   return found ? found + strlen("src/") : file;
 }
 
-// "2026-01-31 12:00:00.123456 info plan/plan.c:81: TEXT", in one call.
+// Writes "2026-01-31 12:00:00.123456 info plan/plan.c:81: TEXT" with one call.
 static void write_line(jpp_log_level_t level, const char* source, const char* text) {
   char line[2 * kLongestLine], stamp[32];
   struct timespec now;

@@ -11,11 +11,11 @@
 
 #include "jaxpp/log.h"
 
-// Messages up to this level are written; JPP_LOG_LEVEL_COUNT until the first message asks
-// the environment.
+// Messages up to this level are written; JPP_LOG_LEVEL_COUNT until the first message has
+// read the environment.
 extern _Atomic int jpp_log_most;
 
-// Reads JPP_LOG into jpp_log_most. Says once on standard error if it is no level.
+// Reads JPP_LOG into jpp_log_most. Warns once on standard error if it is not a level.
 void jpp__log_read_level(void);
 
 static inline bool jpp__log_enabled(jpp_log_level_t level) {
@@ -30,7 +30,7 @@ static inline bool jpp__log_enabled(jpp_log_level_t level) {
 void jpp__log_write(jpp_log_level_t level, const char* file, int line, const char* format,
                     ...) JPP_PRINTF(4, 5);
 
-// Arguments are evaluated, and the text is made, only where the level is enabled.
+// Evaluates the arguments and formats the text only if the level is enabled.
 #define JPP_LOG(level, ...)                                     \
   do {                                                          \
     if (jpp__log_enabled(level)) {                              \

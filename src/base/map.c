@@ -1,5 +1,5 @@
-// A hash table with linear probing, at most half full. Nothing is ever removed, so a
-// probe may stop at the first free slot.
+// A hash table with linear probing, at most half full. Entries are never removed, so a
+// probe can stop at the first free slot.
 #include "base/map.h"
 
 #include <string.h>

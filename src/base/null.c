@@ -1,5 +1,5 @@
-// The errors for a NULL argument, by the names that the macro has seen, and for a list of
-// the wrong length.
+// The errors for a NULL argument, whose name comes from the macro's arguments, and for a
+// list of the wrong length.
 #include "base/null.h"
 
 #include <inttypes.h>
@@ -8,7 +8,7 @@
 jpp_status_t* jpp__null_error(const char* function, const char* names, size_t index) {
   for (; index > 0; --index) names = strchr(names, ',') + 2;
   int length = (int)strcspn(names, ",");
-  int first = length;  // of a field, its name alone
+  int first = length;  // for a field, its name only
   while (first > 0 && !strchr(".>", names[first - 1])) --first;
   return jpp_status_make(JPP_INVALID_ARGUMENT,
                          "%s: expected a pointer as %.*s, found NULL", function,

@@ -13,9 +13,10 @@ static const jpp_option_info_t kOptions[JPP_OPTION_COUNT] = {
                            "the PJRT plugin that runs steps unless plugin= names one; in "
                            "Python also a platform with an installed plugin: cuda, rocm"},
     [JPP_OPTION_LOG] = {"JPP_LOG", "error|warning|info|debug|off", "off",
-                        "log to standard error what was decided, up to this level"},
-    [JPP_OPTION_DUMP] = {"JPP_DUMP", "FOLDER", "none",
-                         "write what the planner and JAX made of each step there"},
+                        "log decisions to standard error, up to this level"},
+    [JPP_OPTION_DUMP] =
+        {"JPP_DUMP", "FOLDER", "none",
+         "write each step there in every form that the planner and JAX give it"},
     [JPP_OPTION_FLIGHT] = {"JPP_FLIGHT", "FOLDER", "none",
                            "keep a record of the last instructions there, which jaxpp "
                            "flight reads"},
@@ -23,9 +24,9 @@ static const jpp_option_info_t kOptions[JPP_OPTION_COUNT] = {
         {"JPP_STEPS_IN_FLIGHT", "0 to 64", "2",
          "how many steps may run at a time unless steps_in_flight= is given; 0: each "
          "call waits for its step"},
-    [JPP_OPTION_ADDRESS] = {"JPP_ADDRESS", "ADDRESS",
-                            "the one that reaches the coordinator",
-                            "where other processes of the job reach this one"},
+    [JPP_OPTION_ADDRESS] =
+        {"JPP_ADDRESS", "ADDRESS", "the interface that reaches the coordinator",
+         "the address at which the job's other processes reach this one"},
     [JPP_OPTION_TRANSPORT] = {"JPP_TRANSPORT", "NAME", "ucx",
                               "the driver between the processes of a job: ucx, or nccl "
                               "from GPU to GPU"},
@@ -43,29 +44,29 @@ static const jpp_option_info_t kOptions[JPP_OPTION_COUNT] = {
                                   "fails"},
     [JPP_OPTION_STEP_TIMEOUT] =
         {"JPP_STEP_TIMEOUT", "SECONDS", "60",
-         "at least how long it waits once all processes have begun the step"},
+         "the shortest such wait once all processes have begun the step"},
     [JPP_OPTION_GRACE] = {"JPP_GRACE", "SECONDS", "5",
-                          "how long a process may take to end once its job has failed; "
-                          "then it is ended"},
+                          "how long a process may take to end by itself once its job "
+                          "has failed"},
     [JPP_OPTION_NUM_PROCESSES] = {"JPP_NUM_PROCESSES", "N", "none",
                                   "how many processes the job has; set by jaxpp launch"},
     [JPP_OPTION_PROCESS_ID] = {"JPP_PROCESS_ID", "N", "none",
-                               "which of them this is; set by jaxpp launch"},
+                               "the number of this process, from 0; set by jaxpp launch"},
     [JPP_OPTION_RESTART] = {"JPP_RESTART", "N", "0",
-                            "how often the job was started again; set by jaxpp launch"},
+                            "how many times the job was restarted; set by jaxpp launch"},
     [JPP_OPTION_REPORT] = {"JPP_REPORT", "DESCRIPTOR:INODE", "none",
-                           "where processes tell jaxpp launch that another one has "
-                           "failed; set by it"},
-    [JPP_OPTION_COORDINATOR] = {"JAX_COORDINATOR_ADDRESS", "HOST:PORT", "none",
-                                "JAX's own: where a job's processes meet; set by jaxpp "
-                                "launch"},
+                           "the pipe by which processes report a failed process to jaxpp "
+                           "launch, which sets it"},
+    [JPP_OPTION_COORDINATOR] =
+        {"JAX_COORDINATOR_ADDRESS", "HOST:PORT", "none",
+         "JAX's own: the address of process 0; set by jaxpp launch"},
     [JPP_OPTION_XLA_FLAGS] = {"XLA_FLAGS", "FLAGS", "none",
                               "XLA's own; part of the compilation cache's keys"},
     [JPP_OPTION_TF_LOG] = {"TF_CPP_MIN_LOG_LEVEL", "0 to 3", "2",
                            "the plugin's own log; its errors come as exceptions"},
-    [JPP_OPTION_PREALLOCATE] = {"XLA_PYTHON_CLIENT_PREALLOCATE", "true or false", "false",
-                                "JAX's own: whether a client takes most of a GPU's "
-                                "memory at its start"},
+    [JPP_OPTION_PREALLOCATE] =
+        {"XLA_PYTHON_CLIENT_PREALLOCATE", "true or false", "false",
+         "JAX's own: whether a client allocates most of a GPU's memory when it starts"},
     [JPP_OPTION_SHARE_MEMORY] = {"JPP_SHARE_MEMORY", "0|1", "1 on CPUs and CUDA",
                                  "share memory between JAX's arrays and steps, or copy "
                                  "on the device; 0: copy through the host"},
@@ -110,10 +111,11 @@ enum { kLongestName = 31 };
 
 static uint32_t least(uint32_t a, uint32_t b) { return a < b ? a : b; }
 
-// How many letters must be changed, added or left out to turn one into the other
+// The number of letters to change, add or remove to turn one name into the other
 // (Levenshtein distance); `a` has at most kLongestName.
 static uint32_t edit_distance(const char* a, size_t a_length, const char* b) {
-  uint32_t row[kLongestName + 1];  // from the first i letters of `a` to those of `b`
+  uint32_t
+      row[kLongestName + 1];  // distances from the first i letters of `a` to those of `b`
   for (uint32_t i = 0; i <= a_length; ++i) row[i] = i;
   for (; *b; ++b) {
     uint32_t diagonal = row[0]++;

@@ -119,7 +119,7 @@ bool jpp__bytes_equal_in_constant_time(const void* a, const void* b, size_t size
     memcpy(&x, (const char*)a + i, part);
     memcpy(&y, (const char*)b + i, part);
     difference |= x ^ y;
-    __asm__("" : "+r"(difference));  // so that no loop is left early
+    __asm__("" : "+r"(difference));  // keeps the compiler from leaving a loop early
   }
   return difference == 0;
 }

@@ -14,7 +14,8 @@ struct jpp_status {
   char message[];
 };
 
-// What jpp_status_make() gives when there is no memory for a message. Never freed.
+// The status that jpp_status_make() returns when there is no memory for a message. Never
+// freed.
 static struct {
   jpp_status_code_t code;
   char message[32];

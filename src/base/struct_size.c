@@ -1,12 +1,11 @@
-// Converts options of any version to the current one: zeros fill the fields that the
-// caller did not have, and zeros alone are accepted where the library does not have the
-// field.
+// Converts options of any version to the current one: fields that the caller's version
+// lacks become zero, and fields that the library lacks must be zero.
 #include "base/struct_size.h"
 
 #include <stdint.h>
 #include <string.h>
 
-// A larger size was never set, and bytes that far away may not be the caller's.
+// No version sets a larger size, and bytes that far away may not belong to the caller.
 enum { kMostOptionBytes = 4096 };
 
 static jpp_status_t* check_size(const char* name, size_t size, size_t first) {

@@ -1,4 +1,4 @@
-// A thread inherits the signals that its creator blocks.
+// New threads inherit the signal mask of their creator.
 #include "base/thread.h"
 
 #include <signal.h>

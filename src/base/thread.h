@@ -7,7 +7,7 @@
 
 #include "jaxpp/status.h"
 
-// JPP_OUT_OF_MEMORY with `what` in front, such as "issue thread 1".
+// JPP_OUT_OF_MEMORY, which `what` precedes, for example "issue thread 1".
 jpp_status_t* jpp__thread_start(pthread_t* thread, void* (*run)(void*), void* user,
                                 const char* what) JPP_MUST_USE;
 

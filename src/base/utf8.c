@@ -1,5 +1,5 @@
 // Validates UTF-8 by the table of the Unicode Standard, and escapes text for
-// XML. A byte that is no part of a character becomes U+FFFD, so that any name or file
+// XML. A byte that is not part of a character becomes U+FFFD, so that any name or file
 // path gives valid output.
 #include "base/utf8.h"
 
@@ -7,8 +7,8 @@
 
 static const char kReplacement[] = "\xef\xbf\xbd";  // U+FFFD
 
-// The well-formed sequences of The Unicode Standard, table 3-7: by the first byte, how
-// many follow and which values the second may have.
+// The well-formed sequences of The Unicode Standard, table 3-7: the first byte determines
+// how many follow and which values the second may have.
 static size_t sequence_length(unsigned char first, unsigned char* out_low,
                               unsigned char* out_high) {
   *out_low = first == 0xe0 ? 0xa0 : first == 0xf0 ? 0x90 : 0x80;
@@ -42,12 +42,12 @@ bool jpp__utf8_is_valid(const char* text, size_t length) {
   return true;
 }
 
-// How a character is written; NULL: as it is.
+// The escaped form of a character; NULL: unchanged.
 typedef const char* (*escape_t)(char c);
 
 static void append_escaped(jpp_str_t* str, const char* text, size_t length,
                            escape_t escape) {
-  size_t plain = 0;  // the part before `at` that is not appended yet begins here
+  size_t plain = 0;  // start of the part before `at` that has not been appended
   for (size_t at = 0; at < length;) {
     size_t size = jpp__utf8_character(text + at, length - at);
     const char* other = size ? escape(text[at]) : kReplacement;

@@ -46,7 +46,7 @@ jpp_status_t* jpp__vec_reserve_bytes(void** data, size_t count, size_t* capacity
     (vec)->capacity = 0;    \
   } while (0)
 
-// Copies the elements into an arena: for a builder that ends.
+// Copies the elements into an arena, for a builder that is done.
 #define JPP_VEC_TO_ARENA(vec, arena, out)                                    \
   jpp__arena_copy((arena), (vec)->data, (vec)->count * sizeof(*(vec)->data), \
                   (void**)(out))

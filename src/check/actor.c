@@ -69,8 +69,7 @@ static void note_live(jpp_walk_t* w, uint32_t point) {
   memcpy(w->actor->bytes_at_peak, w->live_of, sizeof(w->live_of));
 }
 
-// If the total does not overflow then none of its parts does, so subtracting later is
-// exact.
+// If the total does not overflow, none of its parts does, so subtracting later is exact.
 static jpp_status_t* add_live(jpp_walk_t* w, uint8_t memory, uint8_t kind,
                               uint64_t bytes) {
   w->live[memory] = jpp__bytes_add(w->live[memory], bytes);
@@ -160,7 +159,7 @@ static jpp_status_t* take_constants(jpp_walk_t* w) {
     const jpp_program_constant_t* constant = &w->program->constants[i];
     JPP_RETURN_IF_ERROR(check_register(w, constant->reg));
     if (!graph->num_loops) return jpp__walk_fail(w, "a constant without a loop");
-    // All loop indices have the same type, so the first loop's serves for all of them.
+    // All loop indices have the same type, so the first loop's index serves for all.
     jpp_content_t content = {
         .value = graph->loops[0].index,
         .microbatch = constant->microbatch,
@@ -228,14 +227,14 @@ static jpp_status_t* check_operands(const jpp_walk_t* w) {
   return NULL;
 }
 
-// The list's value of an operand, which may be any number.
+// Checks the value in an operand's list, which may be any number.
 static jpp_status_t* check_value(const jpp_walk_t* w, uint32_t value) {
   if (value < w->c->staged->num_values) return NULL;
   return jpp__walk_fail(w, "an operand is value %%%u; there are %u values", value,
                         w->c->staged->num_values);
 }
 
-// Whether the register holds the value that the list says it does.
+// Checks that the register holds the value that the list names.
 static jpp_status_t* check_arg(const jpp_walk_t* w, uint32_t index) {
   uint32_t reg = w->program->operands[w->instr->first_operand + index];
   uint32_t value = w->program->operand_values[w->instr->first_value + index];
@@ -336,7 +335,7 @@ static jpp_status_t* check_delete(jpp_walk_t* w) {
   return NULL;
 }
 
-// A move copies a value, and no sum that a loop still adds to.
+// A move copies a value, but no sum to which a loop still adds.
 static jpp_status_t* check_move(jpp_walk_t* w) {
   char text[JPP_CHECK_TEXT_SIZE];
   const jpp_instr_t* instr = w->instr;
@@ -353,10 +352,11 @@ static jpp_status_t* check_move(jpp_walk_t* w) {
   bool known = instr->target < JPP_MEMORY_COUNT && instr->target != content.memory &&
                (instr->target == JPP_MEMORY_DEVICE || instr->target == own);
   if (!known) {
-    return jpp__walk_fail(w,
-                          "memory %u is neither the devices' nor the value's own, or "
-                          "already that of %s",
-                          instr->target, jpp__check_content_text(w->c, &content, text));
+    return jpp__walk_fail(
+        w,
+        "memory %u is not a target: expected device memory or the value's, "
+        "other than the one that holds %s",
+        instr->target, jpp__check_content_text(w->c, &content, text));
   }
   if (content.owner == JPP_OWNER_CONSTANT || content.microbatch != instr->microbatch ||
       w->c->staged->scopes[content.value] == JPP_SCOPE_STATE || values[1] != values[0]) {
@@ -396,9 +396,9 @@ static jpp_status_t* check_instr(jpp_walk_t* w) {
                         w->instr->kind);
 }
 
-// --- Behind the last instruction ------------------------------------------------------
+// --- After the last instruction ------------------------------------------------------
 
-enum { kHandedOut = 1, kCopied = 2 };  // of a register
+enum { kHandedOut = 1, kCopied = 2 };  // flags of a register
 
 static jpp_status_t* check_output(const jpp_walk_t* w, const jpp_program_output_t* output,
                                   uint8_t* seen, uint8_t* handed) {

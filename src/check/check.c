@@ -1,6 +1,6 @@
 // Proves a plan from its instructions alone: each actor's list on its own, then both ends
 // of every channel, then all actors together for deadlock. It shares no code with the
-// planner, so a mistake there cannot hide itself.
+// planner, so a mistake in the planner cannot hide.
 #include "base/null.h"
 #include "check/checker.h"
 #include "task/ids.h"
@@ -41,7 +41,7 @@ static jpp_status_t* check_all(jpp_checker_t* c) {
 }
 
 // Prepares a checker whose report is allocated in `arena`. Free it with checker_deinit(),
-// also after an error.
+// even after an error.
 static jpp_status_t* checker_init(const jpp_plan_t* plan, jpp_arena_t* arena,
                                   jpp_checker_t* out_c) {
   *out_c = (jpp_checker_t){.plan = plan, .staged = plan->staged};

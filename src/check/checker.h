@@ -1,11 +1,11 @@
-// The checker's working state, handed from pass to pass:
+// The checker's working state, passed from pass to pass:
 //
-//   kinds.c     says of each value what kind of bytes it is
-//   actor.c     walks each actor's list: registers, bytes, what is left at the end
+//   kinds.c     classifies the bytes of each value
+//   actor.c     walks each actor's list: registers, bytes, and the outputs at the end
 //   run.c       one RUN of that walk
-//   copies.c    shows that a value has the same bits wherever it is
-//   channels.c  pairs what actor.c saw go in and out of each channel
-//   wait.c      lets all actors run, sends blocking, and finds cycles and slots
+//   copies.c    proves that all copies of a value have the same bits
+//   channels.c  pairs the sends and receives of each channel, which actor.c collected
+//   wait.c      runs all actors with blocking sends, and finds cycles and slots
 //   limit.c     compares the peaks with a limit
 #ifndef JPP_CHECK_CHECKER_H_
 #define JPP_CHECK_CHECKER_H_
@@ -19,18 +19,18 @@ typedef struct jpp_check_storage {
   jpp_arena_t arena;
 } jpp_check_storage_t;
 
-// What a register holds.
+// The contents of a register.
 typedef struct jpp_content {
-  uint32_t value;       // JPP_NONE: nothing
-  uint32_t microbatch;  // JPP_NONE: the value has one instance a step
-  uint32_t summed;      // of an accumulator: microbatches that are in it
+  uint32_t value;       // JPP_NONE: empty
+  uint32_t microbatch;  // JPP_NONE: the value has one instance per step
+  uint32_t summed;      // of an accumulator: number of microbatches in the sum
   uint8_t owner;        // jpp_owner_t
   uint8_t kind;         // jpp_bytes_kind_t
   uint8_t memory;       // jpp_memory_t
 } jpp_content_t;
 
 typedef enum jpp_owner {
-  JPP_OWNER_PROGRAM,   // the program must delete, donate or hand it out
+  JPP_OWNER_PROGRAM,   // the program must delete, donate or return it
   JPP_OWNER_CALLER,    // a borrowed input
   JPP_OWNER_CONSTANT,  // the same in every step
 } jpp_owner_t;
@@ -51,21 +51,23 @@ typedef struct jpp_checker {
   const jpp_plan_t* plan;
   const jpp_staged_t* staged;
   jpp_arena_t scratch;
-  jpp_check_actor_t* actors;      // of the report
-  jpp_check_channel_t* channels;  // of the report
+  jpp_check_actor_t* actors;      // those of the report
+  jpp_check_channel_t* channels;  // those of the report
   jpp_channel_ends_t* ends;       // [channels]
   uint8_t* kinds;                 // [values] jpp_bytes_kind_t
-  jpp_memory_point_t* curve;      // of the actor that is walked; NULL: not wanted
-  uint32_t* accumulator_of;       // [values] whose init, state, next or final it is
-  uint64_t* first_run;            // [tasks] its first flag in `ran`
-  uint8_t* ran;                   // a flag for each task and microbatch
-  uint32_t* runs;                 // [tasks]
-  uint32_t* summed;  // [values] of a state: what the last RUN that took it found in it
+  // Of the current actor; NULL: not wanted.
+  jpp_memory_point_t* curve;
+  // [values] the accumulator whose init, state, next or final it is.
+  uint32_t* accumulator_of;
+  uint64_t* first_run;  // [tasks] index of its first flag in `ran`
+  uint8_t* ran;         // a flag for each task and microbatch
+  uint32_t* runs;       // [tasks]
+  uint32_t* summed;     // [values] of a state: `summed` when the last RUN read it
 } jpp_checker_t;
 
-// The RUN that read a register last.
+// The last RUN that read a register.
 typedef struct jpp_last_read {
-  uint32_t instr;  // JPP_NONE: none has read it
+  uint32_t instr;  // JPP_NONE: no RUN has read it
   bool twice;      // as two of its args
 } jpp_last_read_t;
 
@@ -76,18 +78,18 @@ typedef struct jpp_walk {
   jpp_check_actor_t* actor;
   jpp_content_t* registers;  // [num_registers]
   jpp_last_read_t* reads;    // [num_registers]
-  uint32_t at;               // the instruction at hand
+  uint32_t at;               // the current instruction
   const jpp_instr_t* instr;
   uint64_t live[JPP_MEMORY_COUNT];         // bytes
   uint64_t live_of[JPP_BYTES_KIND_COUNT];  // in device memory
 } jpp_walk_t;
 
-// Fills c->kinds; c->accumulator_of is known.
+// Fills c->kinds; c->accumulator_of is already set.
 jpp_status_t* jpp__check_kinds(jpp_checker_t* c) JPP_MUST_USE;
 jpp_status_t* jpp__check_actor(jpp_checker_t* c, uint32_t rank) JPP_MUST_USE;
 jpp_status_t* jpp__check_run(jpp_walk_t* w) JPP_MUST_USE;
-// Checks over all runs of a task: bindings before any actor is walked, counts after the
-// last.
+// Checks all runs of a task: its bindings before any actor is walked, its counts after
+// the last one.
 jpp_status_t* jpp__check_bindings(const jpp_checker_t* c) JPP_MUST_USE;
 jpp_status_t* jpp__check_run_counts(const jpp_checker_t* c) JPP_MUST_USE;
 jpp_status_t* jpp__check_copies(jpp_checker_t* c) JPP_MUST_USE;
@@ -102,7 +104,7 @@ jpp_status_t* jpp__check_waiting(jpp_checker_t* c) JPP_MUST_USE;
 jpp_status_t* jpp__walk_define(jpp_walk_t* w, uint32_t reg, jpp_content_t content);
 // Empties a register that the program owns.
 void jpp__walk_drop(jpp_walk_t* w, uint32_t reg);
-// JPP_PROGRAM_ERROR unless the content is in that memory; `what` begins the message.
+// JPP_PROGRAM_ERROR unless the content is in that memory; the message begins with `what`.
 jpp_status_t* jpp__walk_check_memory(const jpp_walk_t* w, const jpp_content_t* content,
                                      jpp_memory_t memory, const char* what) JPP_MUST_USE;
 // Whether a register with this content may be read as `value` of this microbatch.
@@ -111,49 +113,52 @@ bool jpp__check_serves(const jpp_checker_t* c, const jpp_content_t* content,
 // The accumulator whose `next` this is, and whose sum is complete; otherwise NULL.
 const jpp_accumulator_t* jpp__check_complete(const jpp_checker_t* c,
                                              const jpp_content_t* content);
-// The accumulator that a value is init, state, next or final of; NULL for others.
+// The accumulator whose init, state, next or final a value is; NULL for others.
 const jpp_accumulator_t* jpp__check_accumulator(const jpp_checker_t* c, uint32_t value);
-// Is it the microbatch number of some loop?
+// Whether the value is the microbatch number of some loop.
 bool jpp__check_is_index(const jpp_checker_t* c, uint32_t value);
 
-// The first rank on each group of devices, in order: begin with JPP_NONE, until JPP_NONE.
+// Iterates over the first rank on each group of devices: begin with JPP_NONE, and stop at
+// JPP_NONE.
 uint32_t jpp__limits_next_first(const jpp_memory_limits_t* limits, uint32_t ranks,
                                 uint32_t first);
 // The rank after `rank` on the same devices; JPP_NONE past the last.
 uint32_t jpp__limits_next_sharer(const jpp_memory_limits_t* limits, uint32_t ranks,
                                  uint32_t rank);
 
-// An excess of ranks over a limit.
+// Ranks that exceed a limit.
 typedef struct jpp_excess {
   uint32_t first;    // the first of the ranks that share the devices
-  uint32_t largest;  // of these ranks, the one with the highest peak
-  uint32_t sharers;  // how many they are
-  uint64_t peak;     // bytes on each device, all their peaks
-  uint32_t others;   // other groups of ranks with a smaller excess
+  uint32_t largest;  // the one of these ranks with the highest peak
+  uint32_t sharers;  // number of these ranks
+  uint64_t peak;     // bytes on each device: the sum of their peaks
+  uint32_t others;   // number of other groups with a smaller excess
 } jpp_excess_t;
 
-// The largest excess. False when no limit is exceeded.
+// The largest excess. Returns false if no limit is exceeded.
 bool jpp__check_find_excess(const jpp_check_report_t* report,
                             const jpp_memory_limits_t* limits, jpp_excess_t* out_excess);
 
-// Appends the message of jpp_check_memory_limit(). False, and no text, when no limit is
-// exceeded.
+// Appends the message of jpp_check_memory_limit(). Returns false, and appends nothing, if
+// no limit is exceeded.
 bool jpp__check_append_excess(const jpp_check_report_t* report,
                               const jpp_memory_limits_t* limits, jpp_str_t* str);
 
-// limit.c: the bytes that a further step in flight adds on the rank; c->kinds is known.
+// limit.c: computes the bytes that a further step in flight adds on the rank; c->kinds is
+// set.
 void jpp__check_next_step(const jpp_checker_t* c, uint32_t rank);
-// "weights 256, activations 64"; nothing for kinds without bytes.
+// Appends "weights 256, activations 64", without the kinds that have no bytes.
 void jpp__check_append_kinds(const uint64_t bytes[JPP_BYTES_KIND_COUNT], jpp_str_t* str);
 
 enum { JPP_CHECK_TEXT_SIZE = 256 };
-// "%9 (f32[2,8], microbatch 3)"; returns `buffer`.
+// Writes "%9 (f32[2,8], microbatch 3)"; returns `buffer`.
 const char* jpp__check_value_text(const jpp_checker_t* c, uint32_t value,
                                   uint32_t microbatch, char buffer[JPP_CHECK_TEXT_SIZE]);
 // The same, or "nothing".
 const char* jpp__check_content_text(const jpp_checker_t* c, const jpp_content_t* content,
                                     char buffer[JPP_CHECK_TEXT_SIZE]);
-// "run of fwd_0, microbatch 2", "recv of %9 (...) from rank 1"; returns `buffer`.
+// Writes "run of fwd_0, microbatch 2" or "recv of %9 (...) from rank 1"; returns
+// `buffer`.
 const char* jpp__check_instr_text(const jpp_checker_t* c, const jpp_program_t* program,
                                   const jpp_instr_t* instr,
                                   char buffer[JPP_CHECK_TEXT_SIZE]);

@@ -1,7 +1,7 @@
 // Proves that all copies of a value have the same bits: one task makes it, or tasks that
 // are the same module over the same inputs. actor.c and channels.c prove that every
-// register holds the value that the program says; so, by induction over the order in
-// which values are made, every register that holds a value holds the same bits.
+// register holds the value that the program names; so, by induction over the order in
+// which values are made, all registers with a value hold the same bits.
 #include <string.h>
 
 #include "check/checker.h"

@@ -3,15 +3,16 @@
 // make the value.
 #include "check/checker.h"
 
-// How a value depends on the loops; an op's outputs depend as its most dependent input.
+// How a value depends on the loops; the outputs of an op depend on them like its most
+// dependent input.
 typedef enum dependence {
-  OF_ARGUMENTS,   // on none
-  OF_RESULTS,     // on what a loop has returned
-  OF_NUMBER,      // cheap, of the microbatch number and of values from outside
-  OF_MICROBATCH,  // made for each microbatch
+  OF_ARGUMENTS,   // on no loop
+  OF_RESULTS,     // on results of a loop
+  OF_NUMBER,      // cheap ops of the microbatch number and of values from outside
+  OF_MICROBATCH,  // computed for each microbatch
 } dependence_t;
 
-enum { kReadWhole = 1, kReadByNumber = 2 };  // by a loop
+enum { kReadWhole = 1, kReadByNumber = 2 };  // ways in which a loop reads a value
 
 typedef struct kinds {
   const jpp_graph_t* graph;
@@ -45,7 +46,7 @@ static void find_dependence(kinds_t* k) {
   }
 }
 
-// How loops read the op's inputs through it.
+// How loops read the op's inputs through this op.
 static uint8_t op_reads(const kinds_t* k, const jpp_op_t* op) {
   if (!op->num_outputs) return 0;
   uint8_t dependence = k->dependence[op->first_output];

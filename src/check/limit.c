@@ -1,10 +1,10 @@
-// Compares the proved peaks of ranks with their memory limits, adding up ranks on the
-// same devices; the error describes the largest excess. Memory below the limit has room
-// for more steps.
+// Compares the proved peaks of ranks with their memory limits, adding up ranks that share
+// devices; the error describes the largest excess. Memory below the limit has room for
+// more steps.
 #include "base/null.h"
 #include "check/checker.h"
 
-// --- Who shares devices ---------------------------------------------------------------
+// --- Shared devices ---------------------------------------------------------------
 
 static bool share(const jpp_memory_limits_t* limits, uint32_t a, uint32_t b) {
   return a == b || (limits->devices && limits->devices[a] == limits->devices[b]);
@@ -94,7 +94,7 @@ static void append_ranks(const jpp_check_report_t* report, const jpp_excess_t* e
                   (unsigned long long)excess->peak,
                   (unsigned long long)(excess->peak - limit));
   if (!alone) {
-    jpp_str_appendf(str, "; the highest is that of rank %u, %llu", excess->largest,
+    jpp_str_appendf(str, "; rank %u has the highest peak, %llu", excess->largest,
                     (unsigned long long)actor->peak_bytes);
   }
   if (actor->peak_instr < program->num_instrs) {
@@ -173,7 +173,7 @@ jpp_status_t* jpp_check_host_limit(const jpp_check_report_t* report,
 
 // --- Steps in flight ------------------------------------------------------------------
 
-// In device memory.
+// The bytes of a value in device memory.
 static uint64_t bytes_of(const jpp_checker_t* c, uint32_t value) {
   bool host = c->staged->values[value].type.memory != JPP_MEMORY_DEVICE;
   return host ? 0 : c->plan->value_bytes[value];
@@ -197,7 +197,7 @@ void jpp__check_next_step(const jpp_checker_t* c, uint32_t rank) {
   c->actors[rank].next_step_bytes = batch + (results > taken ? results - taken : 0);
 }
 
-// The bytes for one more step of all ranks that share devices with `first`.
+// The bytes that one more step needs on all ranks that share devices with `first`.
 static uint64_t next_step_bytes(const jpp_check_report_t* report,
                                 const jpp_memory_limits_t* limits, uint32_t first) {
   uint64_t sum = 0;

@@ -1,5 +1,5 @@
-// Prints a check report as text: for each actor its instruction counts and its peak, for
-// each channel its traffic and the slots it needs.
+// Prints a check report as text: the instruction counts and peak of each actor, and the
+// traffic and needed slots of each channel.
 #include "base/null.h"
 #include "base/str.h"
 #include "check/checker.h"

@@ -1,6 +1,6 @@
 // Checks one RUN instruction: every argument register holds the value that the task
 // expects, results go to empty registers, and a donated argument is owned by the program
-// and read once. The end of the file checks what must hold for all runs of a task.
+// and read once. The end of the file checks conditions on all runs of a task.
 #include <stdio.h>
 
 #include "check/checker.h"
@@ -41,8 +41,8 @@ static jpp_status_t* count_run(const jpp_walk_t* w) {
   return NULL;
 }
 
-// Whether the register holds the value itself, as nearly all do: no sum in progress, and
-// no microbatch number.
+// Whether the register holds the value itself, as nearly all registers do: neither a sum
+// in progress nor a microbatch number.
 static bool holds_value(const jpp_walk_t* w, const jpp_content_t* content,
                         uint32_t value) {
   uint8_t scope = w->c->staged->scopes[value];
@@ -106,8 +106,7 @@ static jpp_status_t* define_results(jpp_walk_t* w) {
   return NULL;
 }
 
-// A result in an argument's memory is of the argument's kind: updated weights are
-// weights.
+// A result in an argument's memory has the argument's kind: updated weights are weights.
 static void hand_kind_on(jpp_walk_t* w, const jpp_content_t* arg, uint32_t output) {
   uint32_t first = w->instr->first_operand + w->instr->num_args;
   jpp_content_t* result = &w->registers[w->program->operands[first + output]];
@@ -152,9 +151,9 @@ jpp_status_t* jpp__check_run(jpp_walk_t* w) {
 
 // --- All runs of a task ---------------------------------------------------------------
 
-// A donated arg's memory becomes that of a result of the same type and size, both in the
-// devices' memory while the task runs, and no result takes over two args. `taken` has
-// room for the task's outputs.
+// A result of the same type and size takes over a donated arg's memory, both are in
+// device memory while the task runs, and no result takes over two args. `taken` has room
+// for the task's outputs.
 static jpp_status_t* check_donation(const jpp_checker_t* c, const jpp_task_t* task,
                                     uint32_t input, uint32_t output, bool* taken) {
   if (output >= task->num_outputs) {

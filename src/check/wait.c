@@ -1,19 +1,19 @@
 // Proves that no actors deadlock when every send blocks until its channel has a free
 // slot. Actors and channels form a Kahn network: where it stops does not depend on the
-// order in which actors run, so one execution covers all.
+// order in which actors run, so one execution covers all orders.
 #include "base/str.h"
 #include "check/checker.h"
 
 typedef struct waiting {
   jpp_checker_t* c;
   uint32_t* slots;      // [channels]
-  uint32_t* under_way;  // [channels] messages
+  uint32_t* under_way;  // [channels] number of messages in flight
   uint32_t* at;         // [ranks] the next instruction
   bool* queued;         // [ranks] in `ready`
   uint32_t* ready;      // [ranks] a stack
   uint32_t num_ready;
-  uint32_t* seen;   // [ranks] where the walk began that visited it last
-  uint32_t* place;  // [ranks] its step in that walk
+  uint32_t* seen;   // [ranks] the start of the last walk that visited it
+  uint32_t* place;  // [ranks] its position in that walk
 } waiting_t;
 
 static const jpp_instr_t* instr_at(const waiting_t* w, uint32_t rank) {
@@ -59,15 +59,16 @@ static void run_ready(waiting_t* w) {
   }
 }
 
-// The rank that a stuck rank waits for.
+// The rank for which a stuck rank waits.
 static uint32_t waits_for(const waiting_t* w, uint32_t rank) {
   const jpp_instr_t* instr = instr_at(w, rank);
   const jpp_plan_channel_t* channel = &w->c->plan->channels[instr->target];
   return instr->kind == JPP_INSTR_SEND ? channel->dst : channel->src;
 }
 
-// A rank on the shortest cycle; JPP_NONE if all have finished. Every stuck rank waits for
-// exactly one other, which is stuck too: channels.c has shown that no message is missing.
+// A rank on the shortest cycle of waits; JPP_NONE if all have finished. Every stuck rank
+// waits for exactly one other rank, which is stuck too: channels.c has proved that no
+// message is missing.
 static uint32_t shortest_cycle(waiting_t* w, uint32_t* out_length) {
   uint32_t best = JPP_NONE;
   *out_length = 0;
@@ -119,7 +120,7 @@ static jpp_status_t* cycle_error(const waiting_t* w, uint32_t rank, uint32_t len
   return status;
 }
 
-// One more slot for each channel that the cycle finds full; false if it finds none.
+// Adds a slot to each full channel on the cycle; returns false if none is full.
 static bool grow_slots(waiting_t* w, uint32_t rank, uint32_t length) {
   bool grown = false;
   for (uint32_t i = 0; i < length; ++i, rank = waits_for(w, rank)) {
@@ -151,8 +152,8 @@ static jpp_status_t* prove_slots_suffice(waiting_t* w) {
   return rank == JPP_NONE ? NULL : cycle_error(w, rank, length);
 }
 
-// Terminates, since no channel has to grow beyond the plan's slots, which were proved to
-// suffice.
+// Terminates, because no channel has to grow beyond the plan's slots, which were proved
+// to suffice.
 static jpp_status_t* find_slots_needed(waiting_t* w) {
   uint32_t length = 0, rank = 0;
   for (uint32_t i = 0; i < w->c->plan->num_channels; ++i) w->slots[i] = 1;

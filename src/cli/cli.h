@@ -13,9 +13,9 @@
 
 enum { JPP_CLI_MAX_WORDS = 1024 };
 
-// The command line. 0 and NULL: not given.
+// The command line; 0 and NULL mean not given.
 typedef struct jpp_cli_options {
-  const char* words[JPP_CLI_MAX_WORDS];  // that are no flags, behind the command
+  const char* words[JPP_CLI_MAX_WORDS];  // words after the command that are not flags
   uint32_t num_words;
   const char* after;
   const char* schedule;
@@ -67,20 +67,20 @@ typedef enum jpp_cli_flag {
   JPP_FLAG_TRACE = 1 << 14,
   JPP_FLAG_MEMORY = 1 << 15,  // memory-limit, activation-bytes
   JPP_FLAG_SECONDS = 1 << 16,
-  JPP_FLAG_PLAN_MEMORY = 1 << 17,  // memory-limit, of all kinds of bytes
+  JPP_FLAG_PLAN_MEMORY = 1 << 17,  // memory-limit for all kinds of bytes
   JPP_FLAG_LATENCY = 1 << 18,
-  JPP_FLAG_LAUNCH = 1 << 19,  // of launch, and a command behind "--"
+  JPP_FLAG_LAUNCH = 1 << 19,  // flags of launch, and a command after "--"
   JPP_FLAG_RUN = 1 << 20,     // plugin, steps, seed
   JPP_FLAG_SPMD = 1 << 21,
-  JPP_FLAG_MORE_WORDS = 1 << 22,  // as many as there are, behind num_words
+  JPP_FLAG_MORE_WORDS = 1 << 22,  // any number of words after num_words
   JPP_FLAG_MACHINE = 1 << 23,     // cores, processes, links
 } jpp_cli_flag_t;
 
-// Reads the words after the command's name. JPP_INVALID_ARGUMENT says what is wrong.
+// Parses the words after the command's name. JPP_INVALID_ARGUMENT says what is wrong.
 jpp_status_t* jpp_cli_parse(const jpp_cli_command_t* command, int count,
                             char* const* words,
                             jpp_cli_options_t* out_options) JPP_MUST_USE;
-// A line for each flag of the set.
+// Appends a line for each flag of the set.
 void jpp_cli_flags_help(uint32_t flags, jpp_str_t* out);
 
 // --- Commands -------------------------------------------------------------------------
@@ -112,8 +112,8 @@ jpp_status_t* jpp_cli_schedule_show(const jpp_cli_options_t* options,
 
 // --- Shared by the commands on schedules ----------------------------------------------
 
-// Builds words[0] by name, or reads it as a CSV file where no built-in schedule has that
-// name and it names a file. *out_slots: see jpp_schedule_from_csv().
+// Builds the schedule named words[0], or reads it as a CSV file if no built-in schedule
+// has that name and such a file exists. *out_slots: see jpp_schedule_from_csv().
 jpp_status_t* jpp_cli_schedule(const jpp_cli_options_t* options, uint32_t* out_slots,
                                jpp_schedule_t** out_schedule) JPP_MUST_USE;
 
@@ -125,23 +125,24 @@ jpp_status_t* jpp_cli_simulation(const jpp_cli_options_t* options,
                                  const jpp_schedule_t* schedule,
                                  jpp_simulation_t** out_simulation) JPP_MUST_USE;
 
-// Whether it is a file rather than the name of a built-in schedule.
+// Whether the name is that of a file, not of a built-in schedule.
 bool jpp_cli_names_file(const char* name);
-// A schedule's file; the sizes that the flags say must be its own. *out_slots (may be
-// NULL) as above.
+// Reads a schedule's file; sizes given by flags must match it. *out_slots (may be NULL)
+// as above.
 jpp_status_t* jpp_cli_read_csv(const jpp_cli_options_t* options, const char* file,
                                uint32_t* out_slots,
                                jpp_schedule_t** out_schedule) JPP_MUST_USE;
 
-// A trace, or those that the processes of a job have taken, as one.
+// Reads one trace, or joins the traces of a job's processes.
 jpp_status_t* jpp_cli_read_traces(const char* const* files, uint32_t count,
                                   jpp_spans_t** out_spans) JPP_MUST_USE;
 
-// The costs of --costs FILE, [stages]; free with jpp_free(). *out_halved says whether it
-// is a trace with whole backwards: half of a backward counts for each kind of gradient.
+// Reads the costs of --costs FILE, [stages]; free with jpp_free(). *out_halved says
+// whether the file is a trace with whole backwards: half of a backward counts for each
+// kind of gradient.
 jpp_status_t* jpp_cli_read_costs(const char* file, uint32_t stages,
                                  jpp_cost_t** out_costs, bool* out_halved) JPP_MUST_USE;
-// Says so on standard error.
+// Notes this on standard error.
 void jpp_cli_note_halves(const char* file);
 
 // Milliseconds of a monotonic clock.

@@ -11,13 +11,14 @@ typedef struct costs_reader {
   const char* file;
   uint32_t stages;
   jpp_cost_t* costs;  // [stages]
-  uint32_t* lines;    // [stages]: where a stage's costs are; 0: not seen yet
+  uint32_t* lines;    // [stages] the line with the stage's costs; 0: not seen yet
   uint32_t line;      // from 1
 } costs_reader_t;
 
 // --- Lines ----------------------------------------------------------------------------
 
-// Reads the next word of a line into `word`; false at its end, or when there is no room.
+// Reads the next word of a line into `word`; returns false at the end of the line, or if
+// there is no room.
 static bool next_word(const char** at, char* word, size_t size) {
   *at += strspn(*at, " \t\r");
   size_t length = strcspn(*at, " \t\r");

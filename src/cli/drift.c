@@ -1,4 +1,4 @@
-// jaxpp drift: where a predicted step and a measured one differ.
+// jaxpp drift: shows where a predicted step and a measured one differ.
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -22,7 +22,7 @@ static int by_name(const void* a, const void* b) {
   return order ? order : (x > y) - (x < y);
 }
 
-// The trace's spans, the first of each name, sorted by it.
+// Sorts the trace's spans by name, and keeps the first span of each name.
 static jpp_status_t* index_names(const jpp_spans_t* trace, const jpp_span_t*** out_index,
                                  size_t* out_count) {
   const jpp_span_t** index = NULL;
@@ -42,7 +42,8 @@ static int compare_name(const void* name, const void* span) {
   return strcmp(name, (*(const jpp_span_t* const*)span)->name);
 }
 
-// The predicted spans, each with the first measured one of its name, where there is any.
+// Pairs each predicted span with the first measured span of the same name, if there is
+// one.
 static jpp_status_t* match_names(const jpp_spans_t* predicted,
                                  const jpp_spans_t* measured, pairs_t* pairs) {
   const jpp_span_t** index = NULL;
@@ -92,7 +93,7 @@ typedef struct rank_times {
   double busy, end;
 } rank_times_t;
 
-// Sums up the spans of the rank, which begin at *at; moves *at past them.
+// Sums up the spans of the rank, which begin at *at, and moves *at past them.
 static rank_times_t take_rank(const jpp_spans_t* trace, uint32_t rank, size_t* at) {
   rank_times_t times = {0};
   for (; *at < trace->count && trace->spans[*at].rank == rank; ++*at) {
@@ -103,7 +104,7 @@ static rank_times_t take_rank(const jpp_spans_t* trace, uint32_t rank, size_t* a
   return times;
 }
 
-// The lowest rank from there on; JPP_NONE behind the last.
+// The rank of the next span; JPP_NONE after the last.
 static uint32_t next_rank(const jpp_spans_t* trace, size_t at) {
   return at < trace->count ? trace->spans[at].rank : JPP_NONE;
 }

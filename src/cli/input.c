@@ -1,4 +1,4 @@
-// The input of commands on schedules: the schedule, by name or as a file, and costs.
+// The input of commands on schedules: the schedule, by name or from a file, and costs.
 #include <stdio.h>
 #include <string.h>
 

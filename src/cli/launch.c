@@ -2,8 +2,8 @@
 //
 // The first failure ends the job: the other processes are told to end, and those that
 // remain after a grace period are killed. Processes that end because of another one
-// report it, as jaxpp/job.h describes, so that the launcher names the process that failed
-// and not a survivor that ended before it.
+// report it, as in jaxpp/job.h, so that the launcher names the process that failed and
+// not a survivor that ended before it.
 #include "cli/launch.h"
 
 #include <arpa/inet.h>
@@ -22,19 +22,19 @@
 enum {
   kMostProcesses = 4096,
   kMostAddress = 256,
-  kGraceMs = 30000,       // after a signal
-  kFailureMs = 5000,      // after a failure: the processes' own time
-  kBeyondMs = 5000,       // that they have more, to say why they end
-  kSilenceMs = 10000,     // JPP_PEER_TIMEOUT unless it is set
-  kLookMs = 2000,         // between two searches for stopped processes
-  kStoppedMs = 3000,      // that the others have, after the silence, to name one
-  kVerdictMs = 1000,      // for others to say who has failed
-  kLateVerdictMs = 3000,  // for the one that they named to end
+  kGraceMs = 30000,    // grace period after a signal
+  kFailureMs = 5000,   // after a failure: the processes' own grace period
+  kBeyondMs = 5000,    // additional time in which they can report why they end
+  kSilenceMs = 10000,  // default of JPP_PEER_TIMEOUT
+  kLookMs = 2000,      // time between two searches for stopped processes
+  kStoppedMs = 3000,   // time after the silence for the others to name a stopped process
+  kVerdictMs = 1000,   // time for others to report the failed process
+  kLateVerdictMs = 3000,  // time for the reported process to end
   kLastVerdictMs = 5000,  // the same for process 0, which ends after the others
 };
 
-static volatile sig_atomic_t g_interrupts;  // Ctrl-C or SIGTERM, how often
-static volatile sig_atomic_t g_signal;      // which
+static volatile sig_atomic_t g_interrupts;  // number of Ctrl-C and SIGTERM signals
+static volatile sig_atomic_t g_signal;      // the last signal
 
 static void note_signal(int number) {
   if (number == SIGCHLD) return;
@@ -42,7 +42,7 @@ static void note_signal(int number) {
   g_signal = number;
 }
 
-// A port of this host that is free at the moment.
+// Finds a port of this host that is free at the moment.
 static jpp_status_t* find_port(uint16_t* out_port) {
   struct sockaddr_in address = {.sin_family = AF_INET,
                                 .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
@@ -89,8 +89,8 @@ static bool has_failed(const launch_child_t* child) {
   return child->ended && result_of(child->wait_status);
 }
 
-// The process that failed first. If no process has named it, one that a signal has ended
-// is preferred to one that JAX aborted, as it does when process 0 is gone.
+// The process that failed first. If no process has named it, a process that was killed by
+// a signal is preferred to one that JAX aborted, as JAX does when process 0 is gone.
 static launch_child_t* find_culprit(const launch_job_t* job) {
   launch_child_t* culprit = NULL;
   if (job->blamed >= 0) return find_child(job, job->blamed);
@@ -123,7 +123,7 @@ static void say_who_failed(const launch_job_t* job, const launch_child_t* culpri
   if (culprit->stopped && !culprit->ended) {
     fprintf(stderr, "was stopped (SIGSTOP) and did not continue");
   } else if (!culprit->ended) {
-    fprintf(stderr, "no longer answers, as the other processes report");
+    fprintf(stderr, "no longer answers, the other processes report");
   } else if (WIFSIGNALED(culprit->wait_status)) {
     fprintf(stderr, "was ended by signal %d (%s)", WTERMSIG(culprit->wait_status),
             strsignal(WTERMSIG(culprit->wait_status)));
@@ -134,7 +134,7 @@ static void say_who_failed(const launch_job_t* job, const launch_child_t* culpri
   }
 }
 
-// Once the failed process is known, or it is too late for another report.
+// Decides once the failed process is known, or when it is too late for another report.
 static void name_culprit(launch_job_t* job) {
   if (!job->failed_ms || job->ending) return;
   const launch_child_t* culprit = find_culprit(job);
@@ -151,7 +151,7 @@ static void name_culprit(launch_job_t* job) {
   if (!job->result) {
     job->result = culprit && !culprit->ended ? 128 + SIGKILL : result_of_first(job);
   }
-  // A process that does not answer does not end when it is asked to.
+  // A process that does not answer would ignore a request to end.
   if (culprit && culprit->pid) kill(-culprit->pid, SIGKILL);
   end_all(job, SIGTERM, grace_ms(job, kFailureMs) + kBeyondMs);
 }
@@ -172,7 +172,7 @@ static void collect_ends(launch_job_t* job) {
   if (is_last && !job->failed_ms) job->failed_ms = jpp_cli_now_ms();
 }
 
-// The processes of a job watch each other, but not one that has already left.
+// The processes of a job watch each other, but not a process that has already left.
 static void blame_stopped(launch_job_t* job) {
   double now = jpp_cli_now_ms();
   if (job->total == 1 || job->failed_ms || job->ending) return;
@@ -190,7 +190,7 @@ static void blame_stopped(launch_job_t* job) {
 
 // --- The loop -------------------------------------------------------------------------
 
-// "2 because of 1": lines are short enough to arrive in one piece.
+// Parses "2 because of 1"; lines are short enough to be written atomically.
 static void read_reports(launch_job_t* job) {
   char text[4096];
   ssize_t count = read(job->report[0], text, sizeof(text) - 1);
@@ -201,8 +201,8 @@ static void read_reports(launch_job_t* job) {
   if (blamed >= 0 && blamed < (int32_t)job->total) job->blamed = blamed;
 }
 
-// Reads available output; if `wait`, for up to a tenth of a second. False: there was
-// none.
+// Reads available output, if `wait` for up to a tenth of a second. Returns false if there
+// was none.
 static bool read_outputs(launch_job_t* job, const sigset_t* waiting_mask, bool wait) {
   struct timespec slice = {.tv_nsec = wait ? 100000000 : 0};
   uint32_t count = 2 * job->count;
@@ -276,7 +276,7 @@ static jpp_status_t* run_once(launch_job_t* job, const sigset_t* waiting_mask) {
   return status;
 }
 
-// Signals are delivered only in ppoll().
+// Blocks signals, which are then delivered only in ppoll().
 static void hold_signals(sigset_t* out_waiting_mask) {
   static const int kSignals[] = {SIGCHLD, SIGINT, SIGTERM, SIGHUP};
   struct sigaction action = {.sa_handler = note_signal};

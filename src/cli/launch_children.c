@@ -1,9 +1,9 @@
 // The processes of a job: their environment, their cores, and their end.
 //
-// Each is a process group, so that the processes that it starts end with it. When this
-// process is killed, the kernel ends its children but not the children of a shell.
-// Therefore another process, the guard, waits for the end of this one and kills the
-// remaining groups.
+// Each process leads a process group, so that the processes that it starts end with it.
+// When this process is killed, the kernel ends its children, but not the children of a
+// shell. Therefore another process, the guard, waits for the end of this process and
+// kills the remaining groups.
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -27,8 +27,8 @@ jpp_status_t* jpp__launch_error(const char* what) {
 
 // --- The guard ------------------------------------------------------------------------
 
-// Reads the groups that begin, as positive numbers, and those that have ended, as
-// negative ones, until the writer is gone.
+// Reads the groups that start, as positive numbers, and those that have ended, as
+// negative numbers, until the writer is gone.
 static void guard(int pipe_end, uint32_t count) {
   pid_t* groups = NULL;
   jpp_status_t* status = JPP_ALLOC_ARRAY(count, &groups);
@@ -49,7 +49,7 @@ static void guard(int pipe_end, uint32_t count) {
 jpp_status_t* jpp__launch_guard(launch_job_t* job) {
   int ends[2];
   if (pipe2(ends, O_CLOEXEC) < 0) return jpp__launch_error("a pipe");
-  prctl(PR_SET_CHILD_SUBREAPER, 1);  // to wait for what shells have started
+  prctl(PR_SET_CHILD_SUBREAPER, 1);  // to wait for processes that shells have started
   fflush(NULL);
   pid_t pid = fork();
   if (pid == 0) {
@@ -86,8 +86,8 @@ static void set_number(const char* name, uint32_t number, bool overwrite) {
   setenv(name, text, overwrite);
 }
 
-// What jax.distributed.initialize() looks for first, before Slurm's variables, whether
-// jaxpp is imported or not.
+// Sets the variables that jax.distributed.initialize() checks first, before Slurm's,
+// whether jaxpp is imported or not.
 static void set_numbers_for_jax(const launch_job_t* job, const launch_child_t* child) {
   setenv("OMPI_MCA_orte_hnp_uri", "jaxpp launch", 1);
   set_number("OMPI_COMM_WORLD_SIZE", job->total, true);
@@ -97,7 +97,8 @@ static void set_numbers_for_jax(const launch_job_t* job, const launch_child_t* c
   setenv("JAX_COORDINATOR_BIND_ADDRESS", job->coordinator, 1);
 }
 
-// An equal part of the cores that this process may use, if there are enough for all.
+// Takes an equal part of the cores that this process may use, if there are enough for
+// all.
 static void take_cores(const launch_job_t* job, const launch_child_t* child) {
   cpu_set_t all, mine;
   uint32_t local = child->number - job->first, seen = 0;
@@ -178,7 +179,7 @@ jpp_status_t* jpp__launch_start(launch_job_t* job, launch_child_t* child) {
   child->ended = false;
   child->pid = child->last_pid = child->group = pid > 0 ? pid : 0;
   if (pid < 0) return jpp__launch_error("a process could not be started");
-  setpgid(pid, pid);  // the child does so too; either may be first
+  setpgid(pid, pid);  // the child does so too; either may come first
   tell_guard(job, pid);
   return NULL;
 }
@@ -207,7 +208,7 @@ void jpp__launch_signal(const launch_job_t* job, int number) {
 
 // --- Stopped processes ----------------------------------------------------------------
 
-// The process group of a stopped process; 0: it runs, or has ended.
+// The process group of a stopped process; 0: it is running, or has ended.
 static pid_t stopped_group_of(const char* process) {
   char path[300], text[512];
   snprintf(path, sizeof(path), "/proc/%s/stat", process);

@@ -1,5 +1,5 @@
-// The output of a job's processes: each line with its process' number in front, and whole
-// in a file for each process.
+// The output of a job's processes: each line with its process's number as a prefix, and
+// the whole output in a file for each process.
 #include <errno.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -36,13 +36,13 @@ static void redraw(const launch_child_t* child, launch_output_t* output, size_t 
   write_line(child, output, length);
 }
 
-// The end of the first line or drawing; NULL if it is not complete yet.
+// The end of the first line or drawing; NULL if it is incomplete.
 static char* find_end(const launch_output_t* output) {
   for (size_t i = 0; i < output->length; ++i) {
     char* at = (char*)output->line + i;
     if (*at == '\n') return at;
-    // A carriage return before a line feed, which may not have arrived yet, ends no
-    // drawing.
+    // A carriage return before a line feed, which may not have arrived yet, does not end
+    // a drawing.
     if (*at == '\r' && i + 1 < output->length && at[1] != '\n' && at[1] != '\r')
       return at;
   }

@@ -46,7 +46,7 @@ static const jpp_cli_command_t kCommands[] = {
     {"launch", "-- COMMAND ...", 0, JPP_FLAG_LAUNCH,
      "start the processes of a job on this host", jpp_cli_launch},
     {"flight", "FOLDER", 1, 0,
-     "show where every rank of a job was last, and which ranks wait for which",
+     "show the last instruction of every rank of a job, and which ranks wait for which",
      jpp_cli_flight},
     {"options", "", 0, JPP_FLAG_JSON, "list the environment variables that are read",
      jpp_cli_environment},
@@ -79,7 +79,8 @@ static void append_help(jpp_str_t* out) {
                  "plan or schedule cannot run; 2 bad flags, file or text.\n");
 }
 
-// How many words of the command line the command's name takes up; 0 if they do not match.
+// The number of words that the command's name takes on the command line; 0 if they do not
+// match.
 static int match_command(const jpp_cli_command_t* command, int count,
                          char* const* words) {
   const char* name = command->name;
@@ -96,7 +97,8 @@ static bool is_help(const char* word) {
   return !strcmp(word, "--help") || !strcmp(word, "-h") || !strcmp(word, "help");
 }
 
-// How many commands begin with the word: "schedule list", "schedule show".
+// The number of commands that begin with the word, as in "schedule list" and "schedule
+// show".
 static int count_group(const char* word) {
   size_t length = strlen(word);
   int count = 0;
@@ -118,7 +120,7 @@ static void append_group_help(const char* word, jpp_str_t* out) {
   jpp_str_appendf(out, "\n  jaxpp %s COMMAND --help    a command's flags\n", word);
 }
 
-// `words` begins with a group that none of its commands follows.
+// `words` begins with the name of a group, but none of its commands follows.
 static jpp_status_t* run_group(int count, char* const* words, jpp_str_t* out) {
   if (count == 1 || is_help(words[1])) {
     append_group_help(words[0], out);
@@ -177,7 +179,7 @@ static jpp_status_t* write_out(const char* text, size_t length) {
   errno = 0;
   bool written = fwrite(text, 1, length, stdout) == length;
   if (fflush(stdout) == 0 && written) return NULL;
-  if (errno == EPIPE) return NULL;  // the reader has seen enough
+  if (errno == EPIPE) return NULL;  // the reader has closed the pipe
   return jpp_status_make(JPP_INVALID_ARGUMENT, "standard output: %s", strerror(errno));
 }
 
@@ -198,7 +200,7 @@ static int exit_status(const jpp_status_t* status) {
   }
 }
 
-// Files and their names hold any bytes; readers of errors expect UTF-8.
+// Files and their names may contain any bytes; readers of errors expect UTF-8.
 static void print_error(const jpp_status_t* status) {
   const char* message = jpp_status_message(status);
   jpp_str_t text = {0};

@@ -1,4 +1,4 @@
-// Flags: one table for reading them and for the help.
+// Flags: one table for parsing and for the help.
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -7,9 +7,9 @@
 
 typedef enum flag_type {
   FLAG_BOOL,
-  FLAG_OFF,  // makes a bool false
+  FLAG_OFF,  // sets a bool to false
   FLAG_U32,
-  FLAG_INDEX,  // a whole number from 0 on
+  FLAG_INDEX,  // a whole number of at least 0
   FLAG_BYTES,
   FLAG_NUMBER,
   FLAG_TEXT
@@ -18,7 +18,7 @@ typedef enum flag_type {
 typedef struct flag {
   jpp_cli_flag_t bit;
   const char* name;
-  const char* value;  // the value's name in the help; NULL: it takes none
+  const char* value;  // the value's name in the help; NULL: the flag takes no value
   flag_type_t type;
   size_t offset;  // in jpp_cli_options_t
   const char* help;
@@ -49,13 +49,13 @@ static const flag_t kFlags[] = {
     {JPP_FLAG_COST, "--costs", "FILE", FLAG_TEXT, FIELD(costs),
      "lines 'STAGE F B W', or the trace of a measured step"},
     {JPP_FLAG_LATENCY, "--latency", "T", FLAG_NUMBER, FIELD(latency),
-     "from a task's end to its use on another rank"},
+     "from the end of a task to the use of its result on another rank"},
     {JPP_FLAG_TIMES, "--transfer", "T", FLAG_NUMBER, FIELD(transfer),
-     "for which a message occupies its channel"},
+     "during which a message occupies its channel"},
     {JPP_FLAG_TIMES, "--message-bytes", "BYTES", FLAG_BYTES, FIELD(message_bytes),
      "of a message; with --bandwidth, instead of --transfer"},
     {JPP_FLAG_TIMES, "--bandwidth", "B", FLAG_NUMBER, FIELD(bandwidth),
-     "bytes that a channel carries in a unit of time"},
+     "bytes that a channel carries per unit of time"},
     {JPP_FLAG_TIMES, "--streams", "N", FLAG_U32, FIELD(streams),
      "per rank; those after the first run weight gradients and fused pairs concurrently; "
      "default 1"},
@@ -86,19 +86,19 @@ static const flag_t kFlags[] = {
     {JPP_FLAG_RUN, "--seed", "N", FLAG_U32, FIELD(seed),
      "random f64, f32 and bf16 arguments between 0 and 0.1, instead of zeros"},
     {JPP_FLAG_MACHINE, "--cores", "N", FLAG_U32, FIELD(cores),
-     "that the devices share; default: on CPUs, those of this host"},
+     "shared by the devices; default: on CPUs, those of this host"},
     {JPP_FLAG_MACHINE, "--threads", "T", FLAG_NUMBER, FIELD(threads),
-     "cores that a run keeps busy; default: 1.5 for each device, as far as there are"},
+     "cores that a run keeps busy; default: 1.5 per device, if there are as many"},
     {JPP_FLAG_MACHINE, "-n", "N", FLAG_U32, FIELD(processes),
      "processes, among which the ranks are divided; default 1"},
     {JPP_FLAG_MACHINE, "--call", "MS", FLAG_NUMBER, FIELD(call),
-     "of the issuing thread for a run, send or receive"},
+     "spent by the issuing thread on each run, send or receive"},
     {JPP_FLAG_MACHINE, "--latency", "MS", FLAG_NUMBER, FIELD(latency),
      "of a message to another process; default: as in the trace"},
     {JPP_FLAG_MACHINE, "--bandwidth", "B", FLAG_NUMBER, FIELD(bandwidth),
-     "bytes a millisecond between ranks of different processes"},
+     "bytes per millisecond between ranks of different processes"},
     {JPP_FLAG_MACHINE, "--host-bandwidth", "B", FLAG_NUMBER, FIELD(host_bandwidth),
-     "bytes a millisecond between a rank and pinned host memory, each way"},
+     "bytes per millisecond between a rank and pinned host memory, each way"},
     {JPP_FLAG_MACHINE, "--steps", "N", FLAG_U32, FIELD(steps),
      "steps to predict, some of them in flight together; default 1"},
     {JPP_FLAG_SECONDS, "--seconds", "T", FLAG_NUMBER, FIELD(seconds),
@@ -109,12 +109,12 @@ static const flag_t kFlags[] = {
     {JPP_FLAG_LAUNCH, "--restart-delay", "S", FLAG_NUMBER, FIELD(restart_delay),
      "seconds to wait before a restart; default 0"},
     {JPP_FLAG_LAUNCH, "--grace", "S", FLAG_NUMBER, FIELD(grace),
-     "seconds that processes have to end before they are killed; default 30 after "
+     "seconds for processes to end before they are killed; default 30 after "
      "Ctrl-C or SIGTERM, 5 after a failure"},
     {JPP_FLAG_LAUNCH, "--log-dir", "DIR", FLAG_TEXT, FIELD(log_dir),
      "write each process' output to DIR/process-N.log as well"},
     {JPP_FLAG_LAUNCH, "--nodes", "N", FLAG_U32, FIELD(nodes),
-     "hosts, on each of which the same command is run; default 1"},
+     "hosts that run this command; default 1"},
     {JPP_FLAG_LAUNCH, "--node", "K", FLAG_INDEX, FIELD(node),
      "the number of this host, from 0"},
     {JPP_FLAG_LAUNCH, "--coordinator", "HOST:PORT", FLAG_TEXT, FIELD(coordinator),
@@ -149,7 +149,7 @@ static jpp_status_t* parse_count(const flag_t* flag, const char* text,
   return NULL;
 }
 
-// 0 for anything else.
+// Returns 0 for anything else.
 static uint64_t unit_bytes(const char* unit) {
   static const char* const kUnits[] = {"", "KiB", "MiB", "GiB", "TiB"};
   for (uint32_t i = 0; i < sizeof(kUnits) / sizeof(*kUnits); ++i) {

@@ -14,7 +14,7 @@ static jpp_status_t* find_part(const char* name, jpp_plan_part_t* out_part) {
       "--after: expected graph, schedule, partition, program or check, found '%s'", name);
 }
 
-// What the graph does not say must be said on the command line.
+// Sizes that the graph does not give must be given on the command line.
 static jpp_status_t* expect_sizes(const jpp_cli_options_t* options,
                                   const jpp_graph_t* graph) {
   if (!options->ranks && !graph->ranks) {
@@ -58,13 +58,14 @@ static jpp_status_t* print_part(const jpp_cli_options_t* options, jpp_plan_part_
   return NULL;
 }
 
-// What is made of the flags for planning.
+// The tables for planning, made from the flags.
 typedef struct tables {
-  jpp_schedule_t* schedule;    // of --schedule FILE
+  jpp_schedule_t* schedule;    // the schedule of --schedule FILE
   jpp_loop_schedule_t* loops;  // [loops]; NULL without --schedule
 } tables_t;
 
-// The same schedule for every loop. On failure what was made stays in `tables`.
+// Uses the same schedule for every loop. On failure, everything made so far stays in
+// `tables`.
 static jpp_status_t* tables_init(const jpp_cli_options_t* options,
                                  const jpp_graph_t* graph, tables_t* tables) {
   const char* name = options->schedule;
@@ -93,7 +94,7 @@ static jpp_status_t* plan_and_limit(const jpp_cli_options_t* options,
                                  .channel_slots = options->slots,
                                  .last = options->memory_limit ? JPP_PART_CHECK : last};
   JPP_RETURN_IF_ERROR(jpp_plan_graph(graph, &planning, out_planned));
-  // The same limit for every rank.
+  // The same limit applies to every rank.
   const jpp_planned_t* planned = *out_planned;
   uint64_t* bytes = NULL;
   if (!options->memory_limit) return NULL;
@@ -113,7 +114,7 @@ static jpp_status_t* plan_and_print(const jpp_cli_options_t* options,
     return print_part(options, part, &(jpp_planned_t){.graph = graph}, out);
   }
   JPP_RETURN_IF_ERROR(expect_sizes(options, graph));
-  tables_t tables;  // outlives the plan, which borrows its schedule
+  tables_t tables;  // must outlive the plan, which borrows its schedule
   jpp_planned_t* planned = NULL;
   jpp_plan_part_t last = part == JPP_PART_COUNT ? JPP_PART_CHECK : part;
   jpp_status_t* status = tables_init(options, graph, &tables);

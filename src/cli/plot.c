@@ -26,7 +26,7 @@ static jpp_status_t* write_file(const char* file, const char* text) {
   return jpp_status_make(JPP_INVALID_ARGUMENT, "-o: %s: %s", file, strerror(error));
 }
 
-// One of the pictures, the one that -o's name ends in.
+// The picture's format, from the ending of -o's name.
 typedef struct picture {
   const char* ending;
   jpp_status_t* (*of_simulation)(const jpp_simulation_t* simulation, char** out_text);
@@ -50,7 +50,7 @@ static jpp_status_t* find_picture(const char* file, const picture_t** out_pictur
                          file);
 }
 
-// Writes a text that was made to the file, or to the terminal without one.
+// Writes a text to the file or, without a file, to the terminal.
 static jpp_status_t* write_or_append(jpp_status_t* status, char* text, const char* file,
                                      jpp_str_t* out) {
   if (!status && file) status = write_file(file, text);

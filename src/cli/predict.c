@@ -1,4 +1,4 @@
-// jaxpp predict: when the tasks of a plan file run, with task times from traces.
+// jaxpp predict: computes when the tasks of a plan file run, with task times from traces.
 #include <sched.h>
 #include <string.h>
 
@@ -11,7 +11,7 @@ static uint32_t count_cores(void) {
   return (uint32_t)CPU_COUNT(&cores);
 }
 
-// Ranks share a device if their first ones are the same.
+// Ranks share devices if their first devices are the same.
 static jpp_status_t* find_devices(const jpp_planfile_contents_t* contents,
                                   uint32_t** out_devices) {
   uint32_t ranks = contents->planned->ranks;

@@ -1,5 +1,5 @@
-// jaxpp run: a plan file run by C alone, on arguments of zeros or random numbers. A
-// result that takes an argument's place in training does so here, too.
+// jaxpp run: runs a plan file from C alone, on arguments of zeros or random numbers. As
+// in training, results take the place of arguments in the next step.
 #include <glob.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -24,14 +24,14 @@ typedef struct run {
   jpp_plan_costs_t* costs;
   jpp_array_t** args;     // [num_args]
   jpp_array_t** results;  // [graph->num_outputs] of the last step
-  uint32_t* replaced;     // [graph->num_outputs] what replaced_by() says
+  uint32_t* replaced;     // [graph->num_outputs] results of replaced_by()
   uint32_t steps;
-  double compile_ms, first_ms, step_ms;  // the last: of the others, on average
+  double compile_ms, first_ms, step_ms;  // the last: mean of all steps but the first
 } run_t;
 
 // --- The plugin -----------------------------------------------------------------------
 
-// Where pip puts packages, from the folder of the command: `pattern` has room for
+// Where pip puts packages, relative to the command's folder: `pattern` has room for
 // kMostPath bytes.
 static bool pattern_of_plugin(char* pattern) {
   static const char kBehind[] =
@@ -77,7 +77,7 @@ static jpp_status_t* create_client(run_t* run, const char* plugin) {
                                 .plugin_path = plugin,
                                 .options = &devices,
                                 .option_count = !strcmp(contents->platform, "cpu")};
-  setenv("TF_CPP_MIN_LOG_LEVEL", "2", 0);  // what goes wrong comes as a status
+  setenv("TF_CPP_MIN_LOG_LEVEL", "2", 0);  // failures are reported as a status
   return jpp_client_create_pjrt(&options, &run->client);
 }
 
@@ -94,8 +94,8 @@ static jpp_status_t* open_client(run_t* run) {
 
 // --- Arguments ------------------------------------------------------------------------
 
-// In [0, 0.1): not negative, since an optimizer may take roots of its state. splitmix64,
-// https://prng.di.unimi.it/splitmix64.c
+// A number in [0, 0.1): not negative, because an optimizer may take the root of its
+// state. splitmix64, https://prng.di.unimi.it/splitmix64.c
 static double next_random(uint64_t* state) {
   uint64_t z = (*state += 0x9e3779b97f4a7c15);
   z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9;
@@ -144,7 +144,7 @@ static bool lie_alike(const run_t* run, uint32_t arg, uint32_t output) {
          memcmp(a->starts, b->starts, starts) == 0;
 }
 
-// By way of the host where the result is cut otherwise than the argument.
+// Copies through the host if the result is sharded differently from the argument.
 static jpp_status_t* replace_arg(run_t* run, uint32_t arg, uint32_t output) {
   const jpp_type_t* type = &run->graph->values[run->graph->args[arg].value].type;
   void* data = NULL;
@@ -163,7 +163,7 @@ static jpp_status_t* replace_arg(run_t* run, uint32_t arg, uint32_t output) {
   return status;
 }
 
-// The donated argument for which the next step takes a result; JPP_NONE: none.
+// The donated argument that a result becomes in the next step; JPP_NONE: none.
 static uint32_t replaced_by(const run_t* run, uint32_t output) {
   uint32_t value = run->graph->outputs[output].next;
   for (uint32_t a = 0; value != JPP_NONE && a < run->num_args; ++a) {
@@ -173,8 +173,8 @@ static uint32_t replaced_by(const run_t* run, uint32_t output) {
   return JPP_NONE;
 }
 
-// What the last step took is replaced: by its results where the plan says so, otherwise
-// by the same numbers again.
+// Replaces the arguments that the last step took: by its results if the plan says so,
+// otherwise by the same numbers again.
 static jpp_status_t* replace_args(run_t* run) {
   for (uint32_t o = 0; o < run->graph->num_outputs; ++o) {
     if (run->replaced[o] == JPP_NONE || !run->results[o]) continue;
@@ -251,7 +251,7 @@ static void append_type(const jpp_type_t* type, jpp_str_t* out) {
   jpp_str_append(out, "]");
 }
 
-// False for types that have no number here.
+// Returns false for types without a numeric value here.
 static bool number_of(jpp_dtype_t dtype, const void* data, double* out_number) {
   switch (dtype) {
     case JPP_DTYPE_F64:
@@ -281,7 +281,7 @@ static bool number_of(jpp_dtype_t dtype, const void* data, double* out_number) {
   }
 }
 
-// *out_known: the result is a scalar whose number is read.
+// *out_known: the result is a scalar whose value was read.
 static jpp_status_t* read_scalar(const run_t* run, uint32_t output, double* out_number,
                                  bool* out_known) {
   const jpp_type_t* type = &run->graph->values[run->graph->outputs[output].value].type;

@@ -62,7 +62,7 @@ jpp_status_t* jpp_cli_schedule_show(const jpp_cli_options_t* options, jpp_str_t*
   return status;
 }
 
-// Listing every message of a larger schedule takes long, and no plan is that large.
+// Listing every message of a larger schedule takes too long, and no plan is that large.
 enum { kMostPairs = 1 << 21 };
 
 static bool has_backward(const jpp_schedule_t* schedule) {
@@ -74,8 +74,8 @@ static bool has_backward(const jpp_schedule_t* schedule) {
   return false;
 }
 
-// Backwards sum gradients; whether a loop without any has a sum is not the schedule's to
-// say.
+// Backwards sum gradients; for a schedule without backwards, only the loop knows whether
+// it has a sum.
 static jpp_status_t* prove_sums(const jpp_schedule_t* schedule, jpp_str_t* note) {
   jpp_status_t* status = jpp_schedule_verify_sums(schedule);
   if (!status || jpp_status_code(status) != JPP_SCHEDULE_ERROR) return status;

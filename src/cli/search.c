@@ -7,7 +7,7 @@
 #include "cli/cli.h"
 #include "jaxpp/schedule_csv.h"
 
-// By how many percent a makespan is over the lower bound.
+// The percentage by which a makespan exceeds the lower bound.
 static double percent_over(double makespan, double bound) {
   return bound > 0 ? 100 * (makespan / bound - 1) : 0;
 }
@@ -55,7 +55,7 @@ static jpp_status_t* print_result(const jpp_cli_options_t* options,
   return NULL;
 }
 
-// Names what is missing, and nothing else.
+// Names the missing flag only.
 static jpp_status_t* check_flags(const jpp_cli_options_t* options) {
   const struct {
     bool given;

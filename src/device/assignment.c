@@ -1,4 +1,4 @@
-// Adds a device assignment to a serialized CompileOptionsProto, without taking it apart:
+// Adds a device assignment to a serialized CompileOptionsProto without parsing it:
 // concatenated messages of protocol buffers parse as one message with merged embedded
 // messages (protobuf.dev, "Encoding: Last One Wins"). The assignment is therefore written
 // as a second CompileOptionsProto. The field numbers come from XLA's
@@ -28,7 +28,7 @@ static void append_number(jpp_str_t* out, uint32_t field, uint64_t number) {
   append_varint(out, number);
 }
 
-// Empties `message`.
+// Appends `message` and empties it.
 static void append_message(jpp_str_t* out, uint32_t field, jpp_str_t* message) {
   append_varint(out, field << 3 | kLengthDelimited);
   append_varint(out, message->length);

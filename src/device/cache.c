@@ -1,6 +1,6 @@
 // Compiled programs in a folder, one file each. A file is written under a temporary name
-// and then renamed, so that readers see all of it or nothing. It contains the key that it
-// was stored under, so that a file copied over another one is not mistaken for it.
+// and then renamed, so that readers see a complete file or none. It contains its key, so
+// that a file that was copied over another one is detected.
 #include <fcntl.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -17,7 +17,7 @@
 
 static const char kMagic[8] = "JPPCODE2";
 
-// The key and then the code follow.
+// The key and then the code follow it.
 typedef struct file_head {
   char magic[8];
   uint64_t key_size;
@@ -83,7 +83,7 @@ static bool read_code(FILE* file, const char* key, void** out_bytes, size_t* out
          hash_entry(&entry) == head.hash;
 }
 
-// NULL if there is no such file, or it cannot be used.
+// Returns NULL if there is no such file, or it cannot be used.
 static jpp_executable_t* load_program(jpp_client_t* client, const char* path,
                                       const char* key) {
   FILE* file = open_regular(path);
@@ -167,7 +167,7 @@ static jpp_cache_outcome_t keep_program(jpp_client_t* client,
   return outcome;
 }
 
-// All nodes compile such a program together, so none may take it from a folder.
+// All nodes compile such a program together, so none of them may load it from a folder.
 static bool spans_nodes(const jpp_client_t* client,
                         const jpp_compile_request_t* request) {
   for (uint32_t i = 0; i < request->device_count; ++i) {

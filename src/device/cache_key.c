@@ -1,5 +1,5 @@
-// The name under which compiled code is kept: a digest of everything that the code
-// depends on.
+// The name under which a compiled program is stored: a digest of everything that
+// determines its code.
 #include <pthread.h>
 #include <stdio.h>
 #include <string.h>
@@ -11,7 +11,8 @@
 #include "device/driver.h"
 #include "jaxpp/option.h"
 
-// With its length, so that no two lists of parts give the same bytes.
+// Adds a part with its length, so that different lists of parts never give the same
+// bytes.
 static void add_part(jpp_sha256_t* hash, const void* data, uint64_t size) {
   jpp__sha256_add(hash, &size, sizeof(size));
   if (size) jpp__sha256_add(hash, data, size);
@@ -24,8 +25,8 @@ static void add_text(jpp_sha256_t* hash, const char* text) {
 static pthread_once_t g_once = PTHREAD_ONCE_INIT;
 static uint8_t g_processor[kJppSha256Size];
 
-// The model and features of the processors that code compiled for this machine may use. A
-// line that many processors share counts once.
+// Adds the model and features of the processors, on which code compiled for this machine
+// may depend. A line that many processors share counts once.
 static void add_processors(jpp_sha256_t* hash) {
   static const char* const kNames[] = {"model name", "flags", "Features", "CPU part"};
   enum { kMostKinds = 64 };
@@ -57,7 +58,7 @@ static void read_processor(void) {
   jpp__sha256_end(&hash, g_processor);
 }
 
-// XLA_FLAGS, which a plugin reads as well, without those that change no code.
+// Adds XLA_FLAGS, which plugins read as well, without the flags that do not change code.
 static void add_xla_flags(jpp_sha256_t* hash) {
   static const char* const kNoCode[] = {"--xla_force_host_platform_device_count=",
                                         "--xla_dump_"};

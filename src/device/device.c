@@ -58,7 +58,7 @@ static jpp_status_t* check_assignment(const jpp_client_t* client,
   for (uint32_t i = 0; i < request->device_count; ++i) {
     uint32_t device = request->devices[i];
     has_own |= device < info->device_count;
-    // Without other nodes, with the same message as all calls that name a device.
+    // Without other nodes, the message is that of all calls that name a device.
     if (info->global_device_count == info->device_count) {
       JPP_RETURN_IF_ERROR(client_check_device(client, device));
     } else if (device >= info->global_device_count) {
@@ -136,7 +136,7 @@ void jpp_client_executable_destroy(jpp_client_t* client, jpp_executable_t* execu
     client->vtable->executable_destroy(client, executable);
 }
 
-// Only after an error, so that a successful execution pays nothing for it.
+// Runs only after an error, so that a successful execution does not pay for it.
 static void execute_clear_outputs(const jpp_execute_t* execute) {
   for (uint32_t i = 0; i < execute->device_count; ++i) {
     for (uint32_t k = 0; k < execute->result_count; ++k) execute->results[i][k] = NULL;
@@ -158,7 +158,7 @@ static jpp_status_t* execute_check_device(const jpp_client_t* client,
 jpp_status_t* jpp_client_execute(jpp_client_t* client, const jpp_execute_t* execute) {
   JPP_RETURN_IF_NULL(client, execute);
   jpp_execute_t full;
-  if (execute->struct_size != sizeof(full)) {  // the step loop pays for no copy
+  if (execute->struct_size != sizeof(full)) {  // the step loop avoids the copy
     JPP_RETURN_IF_ERROR(JPP_OPTIONS_COPY(jpp_execute_t, events, execute, &full));
     execute = &full;
   }
@@ -343,7 +343,8 @@ jpp_status_t* jpp__client_executable_hlo_unsupported(jpp_client_t* client,
                                                      jpp_executable_t* executable,
                                                      void** out_bytes, size_t* out_size) {
   (void)executable, (void)out_bytes, (void)out_size;
-  return jpp_status_make(JPP_UNSUPPORTED, "driver %s does not show compiled programs",
+  return jpp_status_make(JPP_UNSUPPORTED,
+                         "driver %s cannot return the text of compiled programs",
                          client->info.driver);
 }
 
@@ -351,12 +352,14 @@ jpp_status_t* jpp__client_executable_memory_unsupported(
     jpp_client_t* client, jpp_executable_t* executable,
     jpp_executable_memory_t* out_memory) {
   (void)executable, (void)out_memory;
-  return jpp_status_make(JPP_UNSUPPORTED, "driver %s does not know what programs need",
+  return jpp_status_make(JPP_UNSUPPORTED,
+                         "driver %s cannot tell how much memory programs need",
                          client->info.driver);
 }
 
 jpp_status_t* jpp__client_register_custom_call_unsupported(
     jpp_client_t* client, const jpp_custom_call_t* custom_call) {
-  return jpp_status_make(JPP_UNSUPPORTED, "custom call %s: the %s driver has none",
+  return jpp_status_make(JPP_UNSUPPORTED,
+                         "custom call %s: driver %s supports no custom calls",
                          custom_call->name, client->info.driver);
 }

@@ -1,4 +1,4 @@
-// What a device driver implements: pjrt/, and the fake device of the tests.
+// What a device driver implements: pjrt/, and the fake device in tests.
 #ifndef JPP_DEVICE_DRIVER_H_
 #define JPP_DEVICE_DRIVER_H_
 
@@ -10,8 +10,8 @@ typedef struct jpp_client_vtable {
   void (*destroy)(jpp_client_t* client);
   jpp_status_t* (*compile)(jpp_client_t* client, const jpp_compile_request_t* request,
                            jpp_executable_t** out_executable);
-  // Compiled code as bytes that executable_load() of the same platform and version takes;
-  // the caller frees them with jpp_free().
+  // Serializes compiled code for executable_load() of the same platform and version; the
+  // caller frees the bytes with jpp_free().
   jpp_status_t* (*executable_serialize)(jpp_client_t* client,
                                         jpp_executable_t* executable, void** out_bytes,
                                         size_t* out_size);
@@ -20,7 +20,7 @@ typedef struct jpp_client_vtable {
   jpp_status_t* (*executable_result_count)(jpp_client_t* client,
                                            jpp_executable_t* executable,
                                            uint32_t* out_count);
-  // The compiled program, a serialized HloModuleProto; freed with jpp_free().
+  // Returns the compiled program, a serialized HloModuleProto; free it with jpp_free().
   jpp_status_t* (*executable_hlo)(jpp_client_t* client, jpp_executable_t* executable,
                                   void** out_bytes, size_t* out_size);
   jpp_status_t* (*executable_memory)(jpp_client_t* client, jpp_executable_t* executable,
@@ -31,7 +31,7 @@ typedef struct jpp_client_vtable {
                                     uint32_t device, jpp_buffer_t** out_buffer);
   jpp_status_t* (*buffer_to_host)(jpp_client_t* client, jpp_buffer_t* buffer, void* data,
                                   size_t size, jpp_event_t** out_event);
-  // To a memory that info.memories has.
+  // Copies to a memory in info.memories.
   jpp_status_t* (*buffer_copy)(jpp_client_t* client, jpp_buffer_t* buffer,
                                uint32_t device, jpp_memory_t memory,
                                jpp_buffer_t** out_buffer);
@@ -59,16 +59,16 @@ typedef struct jpp_client_vtable {
 // The first member of every driver's client.
 struct jpp_client {
   const jpp_client_vtable_t* vtable;
-  // Filled before create returns, then constant.
+  // Filled in before create returns, then constant.
   jpp_client_info_t info;
-  uint64_t build;  // differs from that of another build of the same version; 0: unknown
+  uint64_t build;  // distinguishes builds of the same version; 0: unknown
 };
 
 // Converts a caller's request of any version to this version.
 jpp_status_t* jpp__compile_request_read(const jpp_compile_request_t* given,
                                         jpp_compile_request_t* out_request) JPP_MUST_USE;
 
-// For drivers without these operations.
+// Rows for drivers without these operations.
 jpp_status_t* jpp__client_executable_serialize_unsupported(jpp_client_t* client,
                                                            jpp_executable_t* executable,
                                                            void** out_bytes,

@@ -1,5 +1,5 @@
 // Reads collectives out of compiled HLO. The module is walked from its entry, so that
-// what a loop runs counts once for each of its turns.
+// an instruction in a loop counts once per iteration.
 #include "device/hlo.h"
 
 #include <stdlib.h>
@@ -23,7 +23,7 @@ enum {
   kInstructionGroups = 49,
   kInstructionPairs = 52,
   kInstructionDeviceList = 87,
-  kInstructionIota = 92,  // these two instead of a device list, in newer versions
+  kInstructionIota = 92,  // in newer versions, one of these two replaces the device list
   kInstructionMeshAxes = 93,
   kShapeType = 2,
   kShapeDims = 3,
@@ -42,7 +42,7 @@ enum {
   kMeshAxis = 1,
   kAxisSize = 2,
   kRefAxis = 1,
-  kRefPart = 2,  // of an axis that is divided in (before, part, behind)
+  kRefPart = 2,  // of an axis that is divided in (before, part, after)
   kPartBefore = 1,
   kPartSize = 2,
 };
@@ -59,7 +59,7 @@ typedef struct bytes {
 typedef struct field {
   uint32_t number;
   uint64_t value;  // of a varint
-  bytes_t inside;  // of a string, a message or packed numbers; else empty
+  bytes_t inside;  // for a string, a message or packed numbers; else empty
 } field_t;
 
 static bool read_varint(bytes_t* bytes, uint64_t* out_value) {
@@ -78,7 +78,7 @@ static bool skip(bytes_t* bytes, uint64_t count) {
   return true;
 }
 
-// False at the end of the message, and at the first field that cannot be read.
+// Returns false at the end of the message, and at the first field that cannot be read.
 static bool next_field(bytes_t* bytes, field_t* out) {
   uint64_t tag = 0, size = 0;
   if (!read_varint(bytes, &tag)) return false;
@@ -103,7 +103,7 @@ static bool next_field(bytes_t* bytes, field_t* out) {
 
 typedef JPP_VEC(uint64_t) numbers_t;
 
-// A repeated number: packed, or one of several fields.
+// Appends the numbers of a repeated field: packed, or one of several fields.
 static jpp_status_t* append_numbers(const field_t* field, numbers_t* numbers) {
   if (!field->inside.at) return JPP_VEC_PUSH(numbers, field->value);
   bytes_t inside = field->inside;
@@ -120,7 +120,7 @@ static bool is_text(bytes_t bytes, const char* text) {
 
 // --- Shapes ---------------------------------------------------------------------------
 
-// Of an element, by XLA's PrimitiveType; 4-bit types and smaller take half a byte.
+// Bits of an element, by XLA's PrimitiveType; types of 4 bits or fewer take half a byte.
 static uint64_t element_bits(uint64_t type) {
   static const uint8_t kBits[] = {
       [1] = 8,   [2] = 8,   [3] = 16,   [4] = 32,  [5] = 64,  [6] = 8,
@@ -151,8 +151,8 @@ static uint64_t shape_bytes(bytes_t shape, uint32_t first, uint32_t depth) {
 
 // --- Groups ---------------------------------------------------------------------------
 
-// The first group of an iota list: numbers 0, 1, 2 ... in the shape `dims`, transposed,
-// and cut in rows of one group each.
+// Appends the first group of an iota list: the numbers 0, 1, 2 ... in the shape `dims`,
+// transposed, and cut into rows of one group each.
 static jpp_status_t* append_iota_group(bytes_t iota, numbers_t* members) {
   numbers_t dims = {0}, order = {0};
   uint64_t size = 0;
@@ -198,7 +198,7 @@ static jpp_status_t* read_mesh(bytes_t mesh, numbers_t* sizes) {
   return NULL;
 }
 
-// Adds to each of the members so far those that differ along an axis, or a part of it.
+// Adds, for each of the members so far, those that differ along an axis or a part of it.
 static jpp_status_t* extend_along(const numbers_t* sizes, bytes_t ref,
                                   numbers_t* members) {
   uint64_t axis = number_in(ref, kRefAxis, 0), stride = 1;
@@ -221,7 +221,7 @@ static jpp_status_t* extend_along(const numbers_t* sizes, bytes_t ref,
   return NULL;
 }
 
-// The group of partition 0 along axes of a mesh.
+// Appends the group of partition 0 along axes of a mesh.
 static jpp_status_t* append_mesh_group(bytes_t list, numbers_t* members) {
   numbers_t sizes = {0};
   jpp_status_t* status = JPP_VEC_PUSH(members, 0);
@@ -234,7 +234,7 @@ static jpp_status_t* append_mesh_group(bytes_t list, numbers_t* members) {
   return status;
 }
 
-// A ReplicaGroup, or a pair of source and target.
+// Appends a ReplicaGroup, or a pair of source and target.
 static jpp_status_t* append_group(bytes_t group, numbers_t* members) {
   for (field_t field; next_field(&group, &field);) {
     if (field.number == kPairSource || field.number == kPairTarget) {
@@ -266,8 +266,8 @@ typedef struct computation {
 typedef struct lister {
   JPP_VEC(computation_t) computations;
   JPP_VEC(jpp_collective_t) found;
-  numbers_t members;  // of the instruction at hand
-  jpp_arena_t arena;  // holds the result
+  numbers_t members;  // of the current instruction
+  jpp_arena_t arena;  // allocates the result
 } lister_t;
 
 typedef struct instruction {
@@ -278,7 +278,7 @@ typedef struct instruction {
 typedef struct opcode {
   const char* name;
   uint8_t kind;
-  uint32_t first_result;  // of its shape, if that is a tuple of operands and results
+  uint32_t first_result;  // in its shape, if that is a tuple of operands and results
 } opcode_t;
 
 static const opcode_t* find_collective(bytes_t opcode) {
@@ -327,8 +327,8 @@ static jpp_status_t* add_collective(lister_t* lister, uint8_t kind, uint64_t byt
   return JPP_VEC_PUSH(&lister->found, collective);
 }
 
-// How often a while loop runs its body, by a backend config such as
-// {"known_trip_count":{"n":"3"}}; 1 if that is unknown.
+// The number of iterations of a while loop, from a backend config such as
+// {"known_trip_count":{"n":"3"}}; 1 if unknown.
 static uint64_t turns_of(bytes_t config) {
   static const char kKey[] = "\"known_trip_count\":{\"n\":\"";
   size_t size = (size_t)(config.end - config.at), length = sizeof(kKey) - 1;
@@ -457,7 +457,7 @@ jpp_status_t* jpp__hlo_without_config(void* bytes, size_t* size) {
 }
 
 typedef struct collectives_storage {
-  jpp_collectives_t collectives;  // first: what the caller holds
+  jpp_collectives_t collectives;  // first member: the caller's struct
   jpp_arena_t arena;
 } collectives_storage_t;
 
@@ -492,8 +492,8 @@ jpp_status_t* jpp__hlo_collectives(const void* module, size_t size,
 
 // --- Reading the result ---------------------------------------------------------------
 
-// Whether the members, or all partitions if there are none, differ along an axis:
-// neighbours on it have numbers `stride` apart.
+// Whether the members, or all partitions if there are none, differ along an axis on which
+// neighbours have numbers `stride` apart.
 static bool goes_along(const jpp_collective_t* collective, uint64_t stride,
                        uint32_t size) {
   for (uint32_t i = 1; i < collective->num_members; ++i) {
@@ -523,7 +523,7 @@ jpp_status_t* jpp_collective_axes(const jpp_collective_t* collective, uint32_t n
     if (!goes_along(collective, partitions, sizes[a])) continue;
     jpp_str_appendf(&text, "%s%s", text.length ? "," : "", names[a]);
   }
-  jpp_str_append(&text, "");  // not NULL without an axis
+  jpp_str_append(&text, "");  // keeps the text non-NULL if there is no axis
   return jpp_str_finish(&text, out_axes);
 }
 

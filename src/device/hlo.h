@@ -1,4 +1,4 @@
-// HLO: reads compiled programs, protocol buffers of XLA's type HloModuleProto.
+// HLO: reads compiled programs, which are protocol buffers of XLA's type HloModuleProto.
 #ifndef JPP_DEVICE_HLO_H_
 #define JPP_DEVICE_HLO_H_
 

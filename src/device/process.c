@@ -1,5 +1,5 @@
-// Detects a fork of a process that has a client: the child has none of the client's
-// threads, so using a device there would hang and is refused instead.
+// Detects that a process was forked from one with a client: the child has none of the
+// client's threads, so using a device there would hang and is refused instead.
 #include "device/process.h"
 
 #include <pthread.h>
@@ -22,9 +22,9 @@ jpp_status_t* jpp_process_check(void) {
   if (!jpp_process_is_forked) return NULL;
   return jpp_status_make(
       JPP_UNSUPPORTED,
-      "this process was forked from one whose devices were in use, and has none of the "
-      "threads that serve them; expected a process that starts anew (multiprocessing: "
-      "get_context(\"spawn\")) or a fork before the first step is compiled");
+      "this process was forked while its parent used the devices, and lacks the threads "
+      "that serve them; expected a new process (multiprocessing: "
+      "get_context(\"spawn\")), or a fork before the first step is compiled");
 }
 
 jpp_status_t* jpp__process_begin_client(void) {

@@ -1,5 +1,5 @@
-// Interruptible waits: they wait 50 ms, ask the caller, and repeat. Work that a device
-// already has continues when its waiter leaves.
+// Interruptible waits: they wait 50 ms, call the caller's function, and repeat. Work that
+// a device already has continues when a wait is interrupted.
 #include "device/wait.h"
 
 #include "base/alloc.h"
@@ -49,10 +49,10 @@ void jpp__wait_for(pthread_cond_t* condition, pthread_mutex_t* mutex, long nanos
 
 // --- Events ---------------------------------------------------------------------------
 
-// Rings when an event is ready. An alarm without its waiter then frees itself.
+// Signals that an event is ready. If its waiter has left, it then frees itself.
 typedef struct wait_alarm {
   jpp_event_waiter_t waiter;
-  pthread_mutex_t mutex;  // of the rest
+  pthread_mutex_t mutex;  // guards the rest
   pthread_cond_t changed;
   bool rung, abandoned;
 } wait_alarm_t;
@@ -112,7 +112,7 @@ bool jpp__wait_event(jpp_client_t* client, jpp_event_t* event,
   if (event) status = jpp_client_event_is_ready(client, event, &ready);
   if (!status && !ready) status = set_alarm(client, event, &alarm);
   if (alarm) return await_alarm(alarm, interrupt);
-  if (status) {  // no way to ask, so the wait cannot be interrupted
+  if (status) {  // without it, the wait cannot be interrupted
     jpp_status_free(status);
     jpp_status_free(jpp_client_event_await(client, event));
   }

@@ -33,8 +33,8 @@ static void fill_rows(char* at, const jpp_flight_rank_t* ranks, uint32_t num_ran
   }
 }
 
-// Maps `size` zeros and reserves their blocks on the disk: a store to a file with holes
-// ends the process when the disk is full.
+// Maps `size` zeros and reserves their blocks on the disk: without that, a store would
+// kill the process when the disk is full.
 static jpp_status_t* map_file(int descriptor, size_t size, char** out_memory) {
   int error = posix_fallocate(descriptor, 0, (off_t)size);
   void* memory = MAP_FAILED;
@@ -67,8 +67,8 @@ jpp_status_t* jpp__flight_open(const char* folder, uint32_t process,
   char *path = NULL, *memory = NULL;
   *out_flight = (jpp_flight_t){0};
   mkdir(folder, 0777);
-  // Process and runtime say which files belong together; time and process id tell this
-  // process from an earlier one with the same number.
+  // Process and runtime numbers say which files belong together; time and process id
+  // distinguish this process from an earlier one with the same number.
   jpp_str_t str = {0};
   jpp_str_appendf(&str, "%s/process%u-runtime%u-%lld-%d.flight", folder, process, runtime,
                   (long long)time(NULL), (int)getpid());

@@ -15,14 +15,14 @@
 #include "flight/waits.h"
 #include "jaxpp/flight.h"
 
-// Nanoseconds after which a process counts as silent; a living one records that it is
+// Nanoseconds after which a process counts as silent; a live process records that it is
 // alive many times a second.
 static const int64_t kSilent = 1000000000;
 
 // A file in memory.
 typedef struct flight_file {
   char* name;
-  jpp_flight_head_t* head;  // owned; the rest follows it
+  jpp_flight_head_t* head;  // owned; the rest of the file follows it
   const jpp_flight_row_t* rows;
   const jpp_flight_instr_t* instrs;
   const char* texts;
@@ -31,14 +31,14 @@ typedef struct flight_file {
 
 typedef JPP_VEC(flight_file_t) files_t;
 
-// The source of a rank's place.
+// The file and row that describe a rank.
 typedef struct source {
   const flight_file_t* file;  // NULL: none
   const jpp_flight_row_t* row;
 } source_t;
 
 typedef struct report {
-  files_t files;              // sorted: by runtime, process, the newest first
+  files_t files;              // sorted by runtime, process and age, the newest first
   int64_t end;                // the last sign of life of any process of the runtime
   JPP_VEC(source_t) sources;  // by rank
   JPP_VEC(jpp_flight_place_t) places;  // the same
@@ -121,7 +121,7 @@ static jpp_status_t* read_stream(FILE* stream, flight_file_t* file) {
   JPP_RETURN_IF_ERROR(jpp_alloc(size < sizeof(*file->head) ? sizeof(*file->head) : size,
                                 (void**)&file->head));
   if (fread(file->head, 1, size, stream) != size) {
-    return jpp_status_make(JPP_PARSE_ERROR, "it can not be read");
+    return jpp_status_make(JPP_PARSE_ERROR, "it cannot be read");
   }
   const char* wrong = check_file(file, size);
   if (wrong) return jpp_status_make(JPP_PARSE_ERROR, "%s", wrong);
@@ -252,7 +252,7 @@ static void append_process(const report_t* report, const flight_file_t* file) {
   jpp_str_append(report->out, "\n");
 }
 
-// What the rank is doing, if it waits for no other.
+// Appends the rank's activity, if it waits for no other rank.
 static void append_state(const report_t* report, const jpp_flight_place_t* place) {
   unsigned long long step = (unsigned long long)place->step;
   const jpp_flight_head_t* head = source_of(report, place)->file->head;
@@ -260,7 +260,9 @@ static void append_state(const report_t* report, const jpp_flight_place_t* place
     jpp_str_appendf(report->out, "step %llu, ", step);
     append_instr(report, place, place->at);
   } else if (place->step > head->finished) {
-    jpp_str_appendf(report->out, "step %llu: all is issued, its devices work", step);
+    jpp_str_appendf(report->out,
+                    "step %llu: all instructions issued, the devices have not finished",
+                    step);
   } else {
     jpp_str_appendf(report->out, "between steps, %llu done", step);
   }
@@ -281,7 +283,7 @@ static void append_other_end(const report_t* report, const jpp_flight_place_t* p
   } else {
     bool full = jpp__flight_is_full(place, peer, instr);
     jpp_str_appendf(report->out,
-                    full ? "; rank %u has made no room" : "; rank %u has room for it",
+                    full ? "; rank %u has no free slot" : "; rank %u has a free slot",
                     instr->peer);
   }
 }
@@ -319,7 +321,7 @@ static void append_way(const report_t* report, const jpp_flight_place_t* place) 
   jpp_str_append(report->out, ")\n");
 }
 
-// Chains of waits that are part of another one are left out.
+// Chains of waits that are part of another chain are left out.
 static bool is_waited_for(const jpp_flight_job_t* job, const jpp_flight_place_t* place) {
   for (size_t r = 0; r < job->count; ++r) {
     const jpp_flight_place_t* other = &job->places[r];
@@ -366,7 +368,7 @@ static jpp_status_t* place_rank(report_t* report, const flight_file_t* file,
   return NULL;
 }
 
-// The files [first, end) are of one runtime; of each process the newest counts.
+// The files [first, end) belong to one runtime; the newest file of each process is used.
 static jpp_status_t* report_runtime(report_t* report, size_t first, size_t end) {
   const flight_file_t* files = report->files.data;
   uint32_t processes = 0, older = 0;

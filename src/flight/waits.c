@@ -5,7 +5,7 @@ const jpp_flight_instr_t* jpp__flight_next_instr(const jpp_flight_place_t* place
   return place->step && place->at < place->num_instrs ? &place->instrs[place->at] : NULL;
 }
 
-// The sender's part of a receive; num_instrs: it has none.
+// The SEND that matches a receive; num_instrs if there is none.
 static uint32_t find_send(const jpp_flight_place_t* sender,
                           const jpp_flight_instr_t* receive) {
   for (uint32_t i = 0; i < sender->num_instrs; ++i) {
@@ -23,13 +23,13 @@ static bool is_before(uint64_t step, uint32_t at, uint64_t other_step,
   return step < other_step || (step == other_step && at < other_at);
 }
 
-// Whether it is issued.
+// Whether the sender has issued it.
 static bool is_past_send(const jpp_flight_place_t* sender,
                          const jpp_flight_instr_t* receive, uint64_t step) {
   return is_before(step, find_send(sender, receive), sender->step, sender->at);
 }
 
-// Whether it is issued, and waits for the sender's device.
+// Whether the sender has issued it, and it waits for the sender's device.
 static bool is_owed(const jpp_flight_place_t* sender, const jpp_flight_instr_t* receive,
                     uint64_t step) {
   return sender->unsent_step && is_past_send(sender, receive, step) &&
@@ -42,8 +42,8 @@ bool jpp__flight_has_sent(const jpp_flight_place_t* sender,
   return is_past_send(sender, receive, step) && !is_owed(sender, receive, step);
 }
 
-// How many transfers of the channel the rank has done in its step, and how many a step
-// has.
+// The number of transfers of the channel that the rank has done in its step, and the
+// number in a whole step.
 static uint64_t count_transfers(const jpp_flight_place_t* place, uint32_t channel,
                                 uint64_t* out_of_step) {
   uint64_t done = 0;
@@ -90,14 +90,14 @@ const jpp_flight_place_t* jpp__flight_waits_for(const jpp_flight_job_t* job,
   return waits ? peer : NULL;
 }
 
-// Whether the chain of waits ends at `peer`, which `place` waits for: then its device
-// makes them wait, wherever its own program is.
+// Whether the chain of waits ends at `peer`, for which `place` waits: its device causes
+// the wait, whatever its own program waits for.
 static bool is_end(const jpp_flight_place_t* place, const jpp_flight_place_t* peer) {
   const jpp_flight_instr_t* instr = jpp__flight_next_instr(place);
   return instr->kind == JPP_FLIGHT_RECV && is_owed(peer, instr, place->step);
 }
 
-// The next rank of the chain; NULL: `place` is its end.
+// The next rank of the chain; NULL: the chain ends at `place`.
 static const jpp_flight_place_t* next_on_way(const jpp_flight_job_t* job,
                                              const jpp_flight_place_t* place,
                                              bool* ends) {

@@ -10,15 +10,16 @@
 #include "base/str.h"
 #include "flight/format.h"
 
-// The progress of a rank. Ranks are numbered by their place in an array.
+// The progress of a rank. Ranks are numbered by their index in an array.
 typedef struct jpp_flight_place {
-  bool known;   // else the rest is not set
+  bool known;   // false: the rest is not set
   bool silent;  // its process gives no sign of life
   uint32_t num_instrs;
   const jpp_flight_instr_t* instrs;
   uint64_t step;  // from 1; 0: none yet
-  uint32_t at;    // the next instruction; num_instrs: all are issued
-  // The first SEND that is issued and has not left; step 0: none is known.
+  // The next instruction; num_instrs: all are issued.
+  uint32_t at;
+  // The first SEND that was issued and whose message has not left; step 0: none known.
   uint64_t unsent_step;
   uint32_t unsent;
 } jpp_flight_place_t;
@@ -28,23 +29,24 @@ typedef struct jpp_flight_job {
   size_t count;
 } jpp_flight_job_t;
 
-// The instruction that the rank has reached; NULL: it has issued all of them.
+// The instruction that the rank has reached; NULL: it has issued all instructions.
 const jpp_flight_instr_t* jpp__flight_next_instr(const jpp_flight_place_t* place);
-// Whether the sender has done its part of a receive of this step, its device included.
+// Whether the sender, including its device, has done its part of a receive of this step.
 bool jpp__flight_has_sent(const jpp_flight_place_t* sender,
                           const jpp_flight_instr_t* receive, uint64_t step);
-// Whether all slots of the channel have messages that the receiver has not taken.
+// Whether all slots of the channel hold messages that the receiver has not taken.
 bool jpp__flight_is_full(const jpp_flight_place_t* sender,
                          const jpp_flight_place_t* receiver,
                          const jpp_flight_instr_t* send);
-// The rank that this one waits for; NULL: none is known.
+// The rank for which this one waits; NULL: none known.
 const jpp_flight_place_t* jpp__flight_waits_for(const jpp_flight_job_t* job,
                                                 const jpp_flight_place_t* place);
 // The last rank of the chain of waits that begins at this one; NULL: the chain is a
 // cycle.
 const jpp_flight_place_t* jpp__flight_follow(const jpp_flight_job_t* job,
                                              const jpp_flight_place_t* place);
-// "rank 0 waits for rank 1, that for rank 2", and the end of the way as above.
+// Appends "rank 0 waits for rank 1, that for rank 2", and returns the end of the chain as
+// above.
 const jpp_flight_place_t* jpp__flight_append_way(const jpp_flight_job_t* job,
                                                  const jpp_flight_place_t* place,
                                                  jpp_str_t* out);

@@ -1,4 +1,4 @@
-// Builds a graph call by call and checks each call at once. The text form can express
+// Builds a graph call by call and checks each call immediately. The text form can express
 // everything that the builder accepts, and the parser, which calls the builder, accepts
 // that text.
 #include <ctype.h>
@@ -10,14 +10,15 @@
 #include "graph/graph_internal.h"
 
 struct jpp_graph_builder {
-  jpp_graph_storage_t* storage;  // strings, types and inputs go to its arena at once
+  // Strings, types and inputs are copied to its arena immediately.
+  jpp_graph_storage_t* storage;
   JPP_VEC(jpp_value_t) values;
   JPP_VEC(jpp_op_t) ops;
   JPP_VEC(jpp_loop_t) loops;
   JPP_VEC(jpp_graph_arg_t) args;
   JPP_VEC(jpp_graph_output_t) outputs;
   uint32_t open_loop;  // JPP_NONE outside a body
-  bool failed;         // some call gave an error
+  bool failed;         // a call has failed
 };
 
 enum {
@@ -26,7 +27,7 @@ enum {
 };
 
 // Limits of the text form on values, ops and numbers.
-static const double kLargestCost = 1e28;  // sums of 2^32 of them are floats
+static const double kLargestCost = 1e28;  // the sum of 2^32 such costs is still a float
 
 static jpp_arena_t* builder_arena(jpp_graph_builder_t* builder) {
   return &builder->storage->arena;
@@ -83,7 +84,7 @@ static jpp_graph_t builder_view(const jpp_graph_builder_t* builder) {
                        .outputs = builder->outputs.data};
 }
 
-// Whether calls may go on.
+// Returns an error if no further calls are allowed.
 static jpp_status_t* check_open(const jpp_graph_builder_t* builder) {
   if (builder->storage && !builder->failed) return NULL;
   return jpp_status_make(JPP_INVALID_ARGUMENT,
@@ -91,7 +92,7 @@ static jpp_status_t* check_open(const jpp_graph_builder_t* builder) {
                          builder->storage ? "a call has failed" : "it has finished");
 }
 
-// Remembers that a call failed; hands its status on.
+// Records that a call failed, and returns its status.
 static jpp_status_t* note(jpp_graph_builder_t* builder, jpp_status_t* status) {
   builder->failed = builder->failed || status;
   return status;
@@ -185,7 +186,8 @@ static jpp_status_t* give_arg(jpp_graph_builder_t* builder, const uint32_t* rank
                               uint32_t num_ranks) {
   JPP_RETURN_IF_ERROR(check_open(builder));
   if (!builder->args.count) {
-    return jpp_status_make(JPP_GRAPH_ERROR, "expected an argument to give on ranks");
+    return jpp_status_make(JPP_GRAPH_ERROR,
+                           "expected an argument before the ranks that it is given on");
   }
   jpp_graph_arg_t* arg = &builder->args.data[builder->args.count - 1];
   arg->num_ranks = num_ranks;
@@ -201,7 +203,7 @@ jpp_status_t* jpp_graph_builder_give_arg(jpp_graph_builder_t* builder,
   return note(builder, give_arg(builder, ranks, num_ranks));
 }
 
-// An op's name as one word of the text form; other characters become '_'.
+// Copies an op's name as one word of the text form; other characters become '_'.
 static jpp_status_t* copy_op_name(jpp_arena_t* arena, const char* name,
                                   const char** out_name) {
   JPP_RETURN_IF_ERROR(jpp__arena_strdup(arena, name && *name ? name : "op", out_name));
@@ -211,7 +213,7 @@ static jpp_status_t* copy_op_name(jpp_arena_t* arena, const char* name,
   return NULL;
 }
 
-// An op of any kind.
+// Adds an op of any kind.
 static jpp_status_t* add_op(jpp_graph_builder_t* builder, const jpp_op_desc_t* desc,
                             uint32_t* out_first_output) {
   *out_first_output = (uint32_t)builder->values.count;
@@ -394,7 +396,8 @@ static jpp_status_t* leave_output(jpp_graph_builder_t* builder, const uint32_t* 
                                   uint32_t num_ranks) {
   JPP_RETURN_IF_ERROR(check_open(builder));
   if (!builder->outputs.count) {
-    return jpp_status_make(JPP_GRAPH_ERROR, "expected an output to leave on ranks");
+    return jpp_status_make(JPP_GRAPH_ERROR,
+                           "expected an output before the ranks that it is left on");
   }
   jpp_graph_output_t* output = &builder->outputs.data[builder->outputs.count - 1];
   output->num_ranks = num_ranks;

@@ -18,8 +18,8 @@ bool jpp_type_equal(const jpp_type_t* a, const jpp_type_t* b) {
          (a->ndim == 0 || memcmp(a->dims, b->dims, a->ndim * sizeof(*a->dims)) == 0);
 }
 
-// Each dimension is divided by its greatest common divisor with the remaining shards. The
-// number of elements itself may be too large for an integer.
+// Divides `shards` by its greatest common divisor with each dimension in turn. The number
+// of elements itself may be too large for an integer.
 bool jpp__type_divides(const jpp_type_t* type, uint64_t shards) {
   uint64_t left = shards;
   for (uint32_t i = 0; i < type->ndim && left > 1; ++i) {

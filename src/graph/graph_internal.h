@@ -1,4 +1,4 @@
-// How a graph is stored: the public struct first, its arena behind it.
+// How a graph is stored: the public struct first, then its arena.
 #ifndef JPP_GRAPH_GRAPH_INTERNAL_H_
 #define JPP_GRAPH_GRAPH_INTERNAL_H_
 
@@ -17,7 +17,7 @@ typedef struct jpp_graph_storage {
 } jpp_graph_storage_t;
 
 // Checks every op: uses after definitions, types of marks and sums, results of loops in
-// range. Looks at ops up to this one. JPP_GRAPH_ERROR names the op.
+// range. It checks against the ops up to this one. JPP_GRAPH_ERROR names the op.
 jpp_status_t* jpp__graph_verify_op(const jpp_graph_t* graph, uint32_t id) JPP_MUST_USE;
 jpp_status_t* jpp__graph_verify_arg(const jpp_graph_t* graph,
                                     uint32_t index) JPP_MUST_USE;

@@ -56,7 +56,7 @@ static int hex_digit(char c) {
   return found ? (int)(found - digits) : -1;
 }
 
-// Resolves the escape behind a backslash; 0 if it is not a valid one.
+// Resolves the escape after a backslash; returns 0 if it is not valid.
 static char lexer_take_escape(jpp_lexer_t* lexer) {
   if (lexer->at == lexer->end) return 0;
   char c = *lexer->at++;

@@ -33,7 +33,7 @@ typedef struct jpp_lexer {
 // Reads the first token.
 jpp_status_t* jpp__lexer_init(jpp_lexer_t* lexer, const char* text, size_t length,
                               const char* file, jpp_arena_t* arena) JPP_MUST_USE;
-// Replaces lexer->token by the one after it.
+// Replaces lexer->token with the next token.
 jpp_status_t* jpp__lexer_next(jpp_lexer_t* lexer) JPP_MUST_USE;
 
 bool jpp__token_is(const jpp_token_t* token, jpp_token_kind_t kind, const char* text);

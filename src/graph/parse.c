@@ -12,7 +12,7 @@
 
 typedef JPP_VEC(jpp_type_t) type_vec_t;
 
-// What is read of one statement or one list; reused from statement to statement.
+// The parts of one statement or list; reused for each statement.
 typedef struct parser {
   jpp_lexer_t lexer;
   jpp_arena_t arena;  // strings and dims until the builder copies them
@@ -177,7 +177,7 @@ static jpp_status_t* parse_use(parser_t* p, uint32_t* out_value) {
   return jpp__lexer_next(&p->lexer);
 }
 
-// "%3:f32[8], %4:f32[]" into p->defined and p->types.
+// Parses "%3:f32[8], %4:f32[]" into p->defined and p->types.
 static jpp_status_t* parse_definition(parser_t* p) {
   jpp_token_t name;
   jpp_type_t type;
@@ -254,7 +254,7 @@ static jpp_status_t* parse_op_inputs(parser_t* p) {
   return jpp__lexer_next(&p->lexer);
 }
 
-// 0 if the word is not a flag.
+// Returns 0 if the word is not a flag.
 static uint8_t flag_at(const parser_t* p) {
   if (at_word(p, "cheap")) return JPP_OP_CHEAP;
   if (at_word(p, "backward")) return JPP_OP_BACKWARD;
@@ -285,7 +285,7 @@ static jpp_status_t* parse_op_attributes(parser_t* p, jpp_op_desc_t* desc) {
   }
 }
 
-// "%3:f32[8] = name(%1, %2) attributes"
+// Parses "%3:f32[8] = name(%1, %2) attributes".
 static jpp_status_t* parse_op(parser_t* p) {
   clear_statement(p);
   jpp_op_desc_t desc = {.struct_size = sizeof(desc), .kind = JPP_OP_CALL};
@@ -362,8 +362,8 @@ static jpp_status_t* parse_reduce(parser_t* p, jpp_loop_result_t* result) {
   return jpp__lexer_expected(&p->lexer, "add, max, concat or custom");
 }
 
-// "} %6:f32[8] = add %5, %7:f32[32] = concat %4". The first result must be on the line of
-// the brace; the next line begins the next statement.
+// Parses "} %6:f32[8] = add %5, %7:f32[32] = concat %4". The first result must be on the
+// line of the brace; the next line begins the next statement.
 static jpp_status_t* parse_loop_tail(parser_t* p) {
   clear_statement(p);
   if (!p->in_loop) return jpp__lexer_expected(&p->lexer, "a statement");
@@ -386,7 +386,7 @@ static jpp_status_t* parse_loop_tail(parser_t* p) {
   return define_all(p, first);
 }
 
-// The ranks of an argument or an output, behind "on".
+// Parses the ranks of an argument or output, after "on".
 static jpp_status_t* parse_ranks(parser_t* p) {
   p->ranks.count = 0;
   if (!at_word(p, "on")) return NULL;

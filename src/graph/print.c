@@ -22,7 +22,7 @@ static void append_typed_value(jpp_str_t* str, const jpp_value_t* values, uint32
   jpp__type_append(str, &values[id].type);
 }
 
-// The ranks after `before`; nothing if there are none.
+// Appends `before` and the ranks; nothing if there are none.
 static void append_ranks(jpp_str_t* str, const char* before, const uint32_t* ranks,
                          uint32_t count) {
   for (uint32_t k = 0; k < count; ++k) {

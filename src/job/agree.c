@@ -1,10 +1,11 @@
-// Whether the processes of a job run the same step: finds the first line that differs.
+// Checks whether the processes of a job run the same step: finds the first line that
+// differs.
 #include <string.h>
 
 #include "base/null.h"
 #include "jaxpp/job.h"
 
-// "label<TAB>text", within the text of a process. The end has a NULL label.
+// "label<TAB>text", within the text of a process. At the end, the label is NULL.
 typedef struct line {
   const char *label, *text;
   int label_size, text_size;
@@ -64,8 +65,8 @@ jpp_status_t* jpp_job_compare_facts(uint32_t process, const char* mine, uint32_t
       there.text_size, there.text, other);
 }
 
-// "c:f32[4] = mul 0.1:f32[] b": drops the name of the result, which means nothing to a
-// user.
+// Drops the name of the result in "c:f32[4] = mul 0.1:f32[] b", which means nothing to
+// the user.
 static void drop_result(line_t* line) {
   for (int i = line->text_size - 3; i >= 0; --i) {
     if (memcmp(line->text + i, " = ", 3) != 0) continue;

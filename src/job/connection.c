@@ -166,7 +166,7 @@ void jpp__job_send(const jpp_job_connection_t* connection, jpp_job_kind_t kind,
   snprintf(frame.text, sizeof(frame.text), "%s", text);
   if (connection->descriptor < 0) return;
   ssize_t sent = send(connection->descriptor, &frame, sizeof(frame), MSG_NOSIGNAL);
-  // After half a frame, the next one could not be recognised.
+  // After half a frame, the next frame could not be recognised.
   if (sent > 0 && sent < (ssize_t)sizeof(frame)) {
     shutdown(connection->descriptor, SHUT_RDWR);
   }

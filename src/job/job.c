@@ -1,4 +1,4 @@
-// The functions that programs call: joining, failing, leaving and the end.
+// The public functions: joining, failing, leaving and ending.
 #include "jaxpp/job.h"
 
 #include <stdio.h>
@@ -18,7 +18,7 @@ enum {
   kPeerTimeoutMs = 10000,
   kStrangers = 16,
   kExplainMs = 1000,
-  kJoinMs = 30000,  // that process 0 waits at its end for others to join
+  kJoinMs = 30000,  // how long process 0 waits at its end for others to join
   kNanoseconds = 1000000000,
 };
 
@@ -30,7 +30,7 @@ static void lock(void) { pthread_mutex_lock(&jpp_the_job.mutex); }
 
 static void unlock(void) { pthread_mutex_unlock(&jpp_the_job.mutex); }
 
-// With the mutex held; for a tenth of a second at most.
+// With the mutex held; waits a tenth of a second at most.
 static void wait_a_while(void) {
   struct timespec until;
   clock_gettime(CLOCK_MONOTONIC, &until);
@@ -90,7 +90,7 @@ static jpp_status_t* join(const jpp_job_options_t* options, uint16_t* out_port) 
   job->welcome = job->process == 0;
   JPP_RETURN_IF_ERROR(
       jpp__thread_start(&job->thread, jpp__job_watch, NULL, "the job's thread"));
-  // Process 0 would treat frames sent before the proof as a stranger's.
+  // Process 0 would reject frames sent before the proof.
   int64_t until = jpp__clock_now_ms() + job->peer_timeout_ms;
   lock();
   while (!job->welcome && !job->failure && jpp__clock_now_ms() < until) wait_a_while();
@@ -128,7 +128,7 @@ static void begin_deadline(void) {
   job->deadline_ms = jpp__clock_now_ms() + job->grace_ms;
 }
 
-// Tells the launcher, which uses the first report that it gets.
+// Tells the launcher, which uses the first report that arrives.
 static void report(int32_t culprit) {
   const jpp_job_t* job = &jpp_the_job;
   if (!job->report || culprit == job->process) return;
@@ -195,8 +195,8 @@ jpp_status_t* jpp_job_explain(jpp_status_t* status) {
   return verdict;
 }
 
-// The last process that a text blames: "process 2 at 10.0.0.2: ...", or "process 2 has
-// ended".
+// The last process that a text blames, as in "process 2 at 10.0.0.2: ..." or "process 2
+// has ended".
 static int32_t find_culprit(const char* text) {
   static const char kWord[] = "process ";
   int32_t culprit = kJppJobUnknown;
@@ -224,7 +224,7 @@ static void fail(int32_t culprit, const char* text) {
     jpp__job_decide(culprit, text);
   } else if (!job->failure) {
     jpp__job_send(&job->connections[0], JPP_JOB_FAILED, culprit, text);
-    report(culprit);  // this process may end before process 0 has answered
+    report(culprit);  // this process may end before process 0 answers
   }
   begin_deadline();
   unlock();
@@ -316,7 +316,7 @@ void jpp_job_hurry(void) {
   if (!is_joined()) return;
   lock();
   begin_deadline();
-  // A process that is silent must be noticed first, so that it can be named.
+  // A silent process must be detected first, so that it can be named.
   if (job->deadline_ms && !job->failure) job->deadline_ms += job->peer_timeout_ms;
   unlock();
 }
@@ -349,7 +349,7 @@ bool jpp_job_await_end(char** out_text) {
     job->told = true;
     jpp_str_appendf(&str, "jaxpp: error: %s; process %d did not end in %g s after that",
                     job->failure ? jpp_status_message(job->failure)
-                                 : "a process died after all had finished",
+                                 : "a process died after all processes had finished",
                     job->process, (double)job->grace_ms / 1000);
     jpp_status_free(jpp_str_finish(&str, out_text));
   }

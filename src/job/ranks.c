@@ -10,7 +10,7 @@ static const uint32_t* owners_of(const jpp_job_mesh_t* mesh, uint32_t rank) {
   return mesh->owners + (size_t)rank * mesh->rank_size;
 }
 
-// Whether device `place` is the first of its process in the rank.
+// Whether device `place` is the first device of its process in the rank.
 static bool is_first(const uint32_t* owners, uint32_t place) {
   for (uint32_t i = 0; i < place; ++i) {
     if (owners[i] == owners[place]) return false;
@@ -32,7 +32,7 @@ static uint32_t count_processes(const jpp_job_mesh_t* mesh, uint32_t rank) {
   return count;
 }
 
-// Whether two processes have the same positions, each in a rank of its own.
+// Whether two processes have the same positions, each in its own rank.
 static bool has_same_places(const jpp_job_mesh_t* mesh, uint32_t rank, uint32_t process,
                             uint32_t other_rank, uint32_t other) {
   for (uint32_t i = 0; i < mesh->rank_size; ++i) {
@@ -68,7 +68,7 @@ static void append_owners(const jpp_job_mesh_t* mesh, uint32_t rank, jpp_str_t* 
   jpp_str_append(str, "]");
 }
 
-// In ascending order.
+// Appends the processes in ascending order.
 static void append_processes(const jpp_job_mesh_t* mesh, uint32_t rank, jpp_str_t* str) {
   const uint32_t* owners = owners_of(mesh, rank);
   bool first = true;
@@ -182,7 +182,8 @@ static jpp_status_t* check_places(const jpp_job_mesh_t* mesh) {
   return NULL;
 }
 
-// The process of a rank that has the positions of another rank's process, or JPP_NONE.
+// The process of a rank that has the same positions as another rank's process, or
+// JPP_NONE.
 static uint32_t find_counterpart(const jpp_job_mesh_t* mesh, uint32_t rank,
                                  uint32_t other_rank, uint32_t other) {
   for (uint32_t i = 0; i < mesh->rank_size; ++i) {
@@ -206,7 +207,8 @@ static jpp_status_t* check_split(const jpp_job_mesh_t* mesh) {
 
 // Processes that share ranks must execute their tasks in the same order, or collectives
 // could wait for each other. The order is fixed within a rank, and among ranks if all
-// transfers stay in a process; otherwise it depends on the order of arrival.
+// transfers stay in a process; otherwise it depends on the order in which messages
+// arrive.
 static jpp_status_t* check_order(const jpp_job_mesh_t* mesh) {
   for (size_t i = 0; i < (size_t)mesh->num_ranks * mesh->rank_size; ++i) {
     uint32_t ranks = 0;

@@ -1,4 +1,4 @@
-// The thread that watches: beats, silences, lost connections and the deadline.
+// The watching thread: heartbeats, silence, lost connections and the deadline.
 #include <poll.h>
 #include <stdio.h>
 #include <string.h>
@@ -12,10 +12,10 @@
 enum {
   kBeatsPerTimeout = 10,
   kLookMs = 100,
-  kInVainMs = 3000,  // that a barrier may need to let its processes go
-  kProofMs = 5000,   // that a stranger has to prove itself
-  kCallerMs = 1000,  // that the caller of jpp_job_await_end() has to end the process
-  kLastMs = 2500,    // that process 0 gives the others beyond that
+  kInVainMs = 3000,  // how long a barrier may need to release its processes
+  kProofMs = 5000,   // time for a new connection to prove itself
+  kCallerMs = 1000,  // time for the caller of jpp_job_await_end() to end the process
+  kLastMs = 2500,    // time that process 0 gives the others beyond that
 };
 
 void jpp__job_send_all(jpp_job_kind_t kind, int32_t process, const char* text) {
@@ -44,7 +44,7 @@ void jpp__job_note_left(void) {
   pthread_cond_broadcast(&job->changed);
 }
 
-// --- What comes in --------------------------------------------------------------------
+// --- Arrivals --------------------------------------------------------------------
 
 // Handles a connection that is closed or silent. Once all processes have left, they end
 // in any order.
@@ -178,8 +178,8 @@ static void check_silence(jpp_job_connection_t* connection, int64_t now) {
   if (connection->descriptor < 0 || now - connection->heard_ms <= limit) return;
   char how[128];
   snprintf(how, sizeof(how),
-           "nothing was heard of it for %g s: it was stopped, its machine hangs, or the "
-           "way to it is cut",
+           "it has sent nothing for %g s: it was stopped, its machine hangs, or the "
+           "network to it is down",
            (double)limit / 1000);
   note_lost(connection, false, how);
   jpp__job_close(connection);

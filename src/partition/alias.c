@@ -1,4 +1,5 @@
-// Stage marks are identities: after this pass, every use names the value behind the mark.
+// Makes stage marks identities: after this pass, every use names the value from before
+// the mark.
 #include "partition/partitioner.h"
 
 static void alias_mark(jpp_partitioner_t* p, const jpp_op_t* op) {
@@ -16,7 +17,7 @@ static jpp_status_t* copy_op(jpp_partitioner_t* p, const jpp_op_t* op) {
   return JPP_VEC_PUSH(&p->ops, copy);
 }
 
-// An op of a body whose results nothing uses, as front ends leave some behind.
+// An op of a body whose results nothing uses; front ends leave some behind.
 static bool is_unused(const jpp_partitioner_t* p, const jpp_op_t* op) {
   bool mark = op->kind == JPP_OP_MARK || op->kind == JPP_OP_MARK_BACKWARD;
   if (op->loop == JPP_NONE || mark || op->flags & JPP_OP_EFFECT) return false;

@@ -1,6 +1,6 @@
-// Decides which ops of a loop's body need no stage: an op that uses only values from
-// outside leaves the loop and runs once, and a cheap op of the loop index and of such
-// values is recomputed in every task that needs it.
+// Finds the ops of a loop's body that belong to no stage: an op that uses only values
+// from outside leaves the loop and runs once, and a cheap op of the loop index and of
+// such values is recomputed in every task that needs it.
 #include "partition/partitioner.h"
 #include "task/ids.h"
 
@@ -57,8 +57,8 @@ static void find_stage_ends(const jpp_partitioner_t* p, bool* ends_stage) {
   }
 }
 
-// A hoisted op may need cheap ops that are cloned into tasks: these are then computed
-// outside as well.
+// A hoisted op may need cheap ops that are cloned into tasks; these are then computed
+// outside the loop as well.
 static void find_outer_copies(jpp_partitioner_t* p) {
   for (uint32_t id = p->graph->num_ops; id-- > 0;) {
     const jpp_op_t* op = &p->ops.data[id];

@@ -1,7 +1,7 @@
-// Notes on what a partition costs that the user may not expect, one for each source line:
-// arrays that move because an op outside the loops uses those of several ranks, and
-// backward ops that compute input and weight gradients together, so that the latter can
-// not be delayed.
+// Notes on costs of a partition that the user may not expect, one per source line: arrays
+// that are sent because an op outside the loops uses arrays of several ranks, and
+// backward ops that compute input and weight gradients together, so that the latter
+// cannot be delayed.
 #include "partition/notes.h"
 
 #include <string.h>
@@ -9,7 +9,7 @@
 #include "base/null.h"
 #include "partition/partitioner.h"
 
-enum { kFewBytes = 64 << 10 };  // smaller moves are not reported
+enum { kFewBytes = 64 << 10 };  // smaller transfers are not reported
 static const float kSmallShare = 0.1f;
 
 static bool same_line(const jpp_partitioner_t* p, uint32_t a, uint32_t b) {
@@ -34,8 +34,8 @@ jpp_status_t* jpp__partition_note_moves(jpp_partitioner_t* p, uint32_t op, uint3
 
 // --- Gradients that one op computes together ------------------------------------------
 
-// How a value is used: for input gradients; as a weight gradient, directly or after work
-// that is cheap compared with computing it (sums, changes of shape).
+// How a value is used: for input gradients, or as a weight gradient, directly or after
+// work that is cheap compared with computing it (sums, changes of shape).
 enum { kForInputs = 1, kIsWeightGradient = 2 };
 
 static bool is_backward(const jpp_partitioner_t* p, uint32_t loop, uint32_t op) {
@@ -137,7 +137,7 @@ void jpp__note_append(jpp_str_t* str, const jpp_staged_t* staged,
   jpp_str_appendf(
       str,
       "gives input gradients and weight gradients together, so %.0f %% of the backward "
-      "of stage %u cannot wait for a bubble, as the schedule wants; compute them in "
+      "of stage %u cannot wait for a bubble, as the schedule requires; compute them in "
       "separate operations, or choose a schedule without BWD_W",
       100 * (double)note->share, note->stage);
 }

@@ -1,21 +1,21 @@
 // The tasks outside the loops.
 //
-// A value that several ranks make must have the same bits on all of them, but XLA rounds
-// differently when it fuses differently. Therefore the ops that the same ranks run form a
-// group, and a task has ops of one group only: each rank of the group runs the same ops
-// on the same inputs with the same outputs, as one module. jpp_task_t.repeats identifies
-// these tasks.
+// A value that several ranks make must have the same bits on all of them, but XLA may
+// round differently when it fuses differently. Therefore the ops that the same ranks run
+// form a group, and a task has ops of one group only: each rank of the group runs the
+// same ops on the same inputs with the same outputs, as one module. jpp_task_t.repeats
+// identifies these tasks.
 //
-// Arrays that depend on no loop and that only smaller groups use are an exception: for
+// Arrays that depend on no loop and that only smaller groups use are an exception, for
 // example all layers of a new model, from which each rank cuts its rows. Each task that
-// uses one makes it: XLA then computes no more than the rows, and no rank holds the
-// whole.
+// uses such an array computes it: XLA then computes only the rows, and no rank holds the
+// whole array.
 //
 // Level n of a phase uses values that other groups made at lower levels. Ops run as late
 // as their users allow, so that few values cross between tasks.
 //
-// An op that the user wrote as a task of its own is a group of its own, at a level above
-// that of the previous such op.
+// An op that the user wrote as a task is a group of its own, at a level above that of the
+// previous such op.
 #include <stdlib.h>
 #include <string.h>
 
@@ -24,8 +24,8 @@
 #include "partition/partitioner.h"
 #include "task/ids.h"
 
-// An op outside that runs. `order` is its place in p->outer, `group` is JPP_NONE if it is
-// remade.
+// An op outside the loops that runs. `order` is its position in p->outer; `group` is
+// JPP_NONE if it is remade.
 typedef struct placed_op {
   uint32_t op, phase, group, level, order;
 } placed_op_t;
@@ -34,16 +34,21 @@ typedef struct leveler {
   jpp_partitioner_t* p;
   uint32_t phases;
   JPP_VEC(placed_op_t) placed;  // in the order of p->outer
-  uint32_t* at;                 // [ops] its place in `placed`; JPP_NONE: it does not run
-  bool* remade;                 // [ops] made anew in each task that uses its results
-  uint32_t* next_level;         // [phases] the lowest for the next JPP_OP_TASK
-  placed_op_t* lowest;          // [placed] as `placed`, by phase, group and lowest level
-  uint32_t* tasks_of_rank;      // [ranks] tasks of the phase at hand
-  jpp_map_t names;              // of tasks, and for each the next number behind a '.'
+  uint32_t* at;                 // [ops] its index in `placed`; JPP_NONE: it does not run
+  bool* remade;                 // [ops] computed again in each task that uses its results
+  // [phases] the lowest level for the next JPP_OP_TASK.
+  uint32_t* next_level;
+  // [placed] the elements of `placed`, by phase, group and lowest level.
+  placed_op_t* lowest;
+  // [ranks] tasks of the current phase.
+  uint32_t* tasks_of_rank;
+  // The names of tasks, each with the next number to append after a '.'.
+  jpp_map_t names;
   uint32_t num_visits;
-  uint32_t *op_visit, *value_visit;  // [ops], [values] the last visit that reached it
-  // The result of visiting some ops: these ops and the remade ones that they need, and
-  // the values that none of them makes.
+  // [ops], [values] the last visit that reached it.
+  uint32_t *op_visit, *value_visit;
+  // The result of visiting some ops: these ops and the remade ops that they need, and the
+  // values that none of these makes.
   jpp_u32_vec_t ops, inputs;
 } leveler_t;
 
@@ -51,8 +56,8 @@ static const uint64_t* ranks_of(const leveler_t* l, const placed_op_t* placed) {
   return jpp__run_at(l->p, placed->op);
 }
 
-// The op outside that makes `value` in the same phase; NULL for arguments, results of
-// loops and values of earlier phases.
+// The op outside the loops that makes `value` in the same phase; NULL for arguments,
+// results of loops and values of earlier phases.
 static placed_op_t* producer_in_phase(const leveler_t* l, uint32_t value,
                                       uint32_t phase) {
   uint32_t op = l->p->values.data[value].producer;
@@ -63,13 +68,13 @@ static placed_op_t* producer_in_phase(const leveler_t* l, uint32_t value,
 
 // --- Groups ---------------------------------------------------------------------------
 
-// qsort() passes no context, so each element has the ranks with it.
+// qsort() passes no context, so each element includes its rank set.
 typedef struct ranks_of_op {
   const uint64_t* ranks;
-  uint32_t words, at;  // `at`: in leveler_t.placed
+  uint32_t words, at;  // `at`: index in leveler_t.placed
 } ranks_of_op_t;
 
-// By the lowest rank, then by the others.
+// Orders sets by their lowest rank, then by the others.
 static int compare_ranks(const void* a, const void* b) {
   const ranks_of_op_t *x = a, *y = b;
   for (uint32_t w = 0; w < x->words; ++w) {
@@ -117,7 +122,7 @@ static jpp_status_t* list_placed_ops(leveler_t* l) {
   return NULL;
 }
 
-// --- Ops that are made anew -----------------------------------------------------------
+// --- Ops that are remade -----------------------------------------------------------
 
 // The values that stage tasks, loops or the caller take.
 static jpp_status_t* find_exported(const leveler_t* l, bool** out_exported) {
@@ -142,7 +147,7 @@ static jpp_status_t* find_exported(const leveler_t* l, bool** out_exported) {
 // loop runs from the last op to the first, so that it sees all users of an op before it.
 static jpp_status_t* find_remade(leveler_t* l) {
   const jpp_partitioner_t* p = l->p;
-  bool* kept = NULL;  // [values] exported, or used in a way that needs it in memory
+  bool* kept = NULL;  // [values] exported, or used in a way that needs them in memory
   JPP_RETURN_IF_ERROR(find_exported(l, &kept));
   for (size_t i = l->placed.count; i-- > 0;) {
     placed_op_t* user = &l->placed.data[i];
@@ -194,7 +199,7 @@ static jpp_status_t* visit_op(leveler_t* l, uint32_t op, uint32_t phase) {
 
 // --- Levels ---------------------------------------------------------------------------
 
-// Gives an op the lowest level at which everything it uses exists.
+// Gives an op the lowest level at which all its operands exist.
 static jpp_status_t* raise_level(leveler_t* l, placed_op_t* placed) {
   begin_visit(l);
   JPP_RETURN_IF_ERROR(visit_op(l, placed->op, placed->phase));
@@ -218,8 +223,8 @@ static int compare_levels(const void* a, const void* b) {
   return x->level < y->level ? -1 : x->level > y->level;
 }
 
-// The highest level up to `most` that is the lowest of some op of the group: a group then
-// gets no more tasks than it needs. The op's own level always qualifies.
+// The highest level, up to `most`, that is the lowest level of some op of the group: thus
+// a group gets no more tasks than it needs. The op's own level always qualifies.
 static uint32_t latest_level(const leveler_t* l, const placed_op_t* placed,
                              uint32_t most) {
   placed_op_t key = {.phase = placed->phase, .group = placed->group, .level = most};
@@ -297,7 +302,8 @@ static void append_outer_name(const leveler_t* l, const jpp_task_t* task,
   jpp_str_appendf(str, "_%u_%u", l->tasks_of_rank[task->rank]++, task->rank);
 }
 
-// The user's name, or "name.1", "name.2" and so on where a task has that already.
+// Appends the user's name, or "name.1", "name.2" and so on if a task has that name
+// already.
 static void append_given_name(const leveler_t* l, const char* name, jpp_str_t* str) {
   uint32_t* next = jpp__map_find(&l->names, name, (uint32_t)strlen(name));
   jpp_str_append(str, name);
@@ -321,14 +327,14 @@ static jpp_status_t* name_task(leveler_t* l, const placed_op_t* first, jpp_task_
   jpp_status_t* status = jpp__arena_strdup(l->p->arena, text, &task->name);
   jpp_free(text);
   if (status || !given) return status;
-  // A user may have given this name as well.
+  // The user may have given a task this name, too.
   if (jpp__map_find(&l->names, task->name, (uint32_t)strlen(task->name))) {
     return name_task(l, first, task);
   }
   return note_name(l, task->name);
 }
 
-// Fills l->ops and l->inputs for a task of these ops.
+// Fills l->ops and l->inputs for a task with these ops.
 static jpp_status_t* collect_task(leveler_t* l, const placed_op_t* first, size_t count) {
   begin_visit(l);
   for (size_t i = 0; i < count; ++i) {
@@ -342,7 +348,7 @@ static jpp_status_t* collect_task(leveler_t* l, const placed_op_t* first, size_t
   }
   l->inputs.count = inputs;
   if (l->ops.count == count) return NULL;
-  // The remade ops go before those that use them.
+  // Remade ops precede the ops that use them.
   for (size_t i = 0; i < l->ops.count; ++i) {
     l->ops.data[i] = l->placed.data[l->at[l->ops.data[i]]].order;
   }
@@ -353,7 +359,7 @@ static jpp_status_t* collect_task(leveler_t* l, const placed_op_t* first, size_t
   return NULL;
 }
 
-// The task of these ops, on each rank of their group.
+// Adds the task with these ops, on each rank of their group.
 static jpp_status_t* add_outer_tasks(leveler_t* l, const placed_op_t* first,
                                      size_t count) {
   jpp_partitioner_t* p = l->p;

@@ -4,8 +4,8 @@
 
 typedef struct finder {
   jpp_partitioner_t* p;
-  uint64_t* taken;  // [values * words] ranks where a task takes the value in
-  bool* is_output;  // [values] of the step
+  uint64_t* taken;  // [values * words] ranks on which a task takes the value
+  bool* is_output;  // [values] outputs of the step
   jpp_u32_vec_t outputs;
 } finder_t;
 
@@ -13,8 +13,8 @@ static uint64_t* taken_at(const finder_t* f, uint32_t value) {
   return f->taken + (size_t)value * f->p->words;
 }
 
-// Tasks that repeat each other have the same outputs, whichever of their ranks needs
-// them.
+// Tasks that repeat each other have the same outputs, even if only some of their ranks
+// need them.
 static bool hands_out(const finder_t* f, const jpp_task_t* task, uint32_t op,
                       uint32_t value) {
   const jpp_partitioner_t* p = f->p;

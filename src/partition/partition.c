@@ -92,8 +92,8 @@ static jpp_status_t* fill_scopes(jpp_partitioner_t* p, const uint8_t** out_scope
   return NULL;
 }
 
-// The ranks of an argument or an output: those that the user said, or else all that need
-// the value.
+// The ranks of an argument or output: those that the user gave, or else all that need the
+// value.
 static jpp_status_t* find_ranks(jpp_partitioner_t* p, uint32_t value,
                                 const uint32_t* ranks, uint32_t count,
                                 jpp_rank_set_t* out_set) {
@@ -159,7 +159,8 @@ static jpp_status_t* run_passes(jpp_partitioner_t* p, jpp_staged_t* staged) {
   return fill_staged(p, staged);
 }
 
-// The graph may have been built without a number of ranks, so these are checked here.
+// The graph may have been built before the number of ranks was known, so its ranks are
+// checked here.
 static jpp_status_t* check_ranks(const jpp_graph_t* graph, uint32_t ranks) {
   for (uint32_t i = 0; i < graph->num_args; ++i) {
     const jpp_graph_arg_t* arg = &graph->args[i];

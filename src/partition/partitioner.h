@@ -1,5 +1,5 @@
-// The partitioner's working state, handed from pass to pass. Each pass fills what the
-// next ones read; the order is that of jpp_partition().
+// The partitioner's working state, passed from pass to pass. Each pass fills in what
+// later passes read; jpp_partition() has their order.
 #ifndef JPP_PARTITION_PARTITIONER_H_
 #define JPP_PARTITION_PARTITIONER_H_
 
@@ -11,13 +11,13 @@ typedef struct jpp_staged_storage {
   jpp_arena_t arena;
 } jpp_staged_storage_t;
 
-// The segment of an op of a body. Stage segments are numbered in the order they can run:
-// fwd_s is s, bwd_s is 2 * stages - 1 - s.
+// The segment of an op in a body. Stage segments are numbered in the order in which they
+// can run: fwd_s is s, bwd_s is 2 * stages - 1 - s.
 enum {
   JPP_SEGMENT_OUTER = UINT32_MAX,      // outside every loop, or leaves its loop
-  JPP_SEGMENT_CLONE = UINT32_MAX - 1,  // computed again where it is needed
-  JPP_SEGMENT_ALIAS = UINT32_MAX - 2,  // a mark, or an op that nothing uses: does not run
-  JPP_SEGMENT_OPEN = UINT32_MAX - 3,   // not decided yet
+  JPP_SEGMENT_CLONE = UINT32_MAX - 1,  // recomputed in each task that needs it
+  JPP_SEGMENT_ALIAS = UINT32_MAX - 2,  // a mark, or an op that nothing uses; does not run
+  JPP_SEGMENT_OPEN = UINT32_MAX - 3,   // not assigned yet
   JPP_SEGMENT_FIRST_SPECIAL = UINT32_MAX - 3,
 };
 
@@ -28,68 +28,72 @@ typedef struct jpp_partition_made {
 typedef struct jpp_partitioner {
   const jpp_graph_t* graph;
   const jpp_partition_options_t* options;
-  jpp_arena_t* arena;  // of the result
+  jpp_arena_t* arena;  // the arena of the result
   jpp_arena_t scratch;
 
-  // The graph's tables, extended by what the planner makes.
+  // The graph's tables, extended by the planner's own values and ops.
   JPP_VEC(jpp_value_t) values;
   JPP_VEC(jpp_op_t) ops;  // inputs look through marks
   jpp_u32_vec_t origins;  // [values] as in jpp_staged_t
 
-  uint32_t* alias;      // [graph values] the value behind the marks
-  uint32_t* uses;       // [graph values] by ops, loop results and outputs of the step
-  bool* unused;         // [graph ops] of a body: nothing uses their results
-  uint32_t* segment;    // [graph ops]
-  bool* outer_copy;     // [graph ops] a cloned op that ops outside need too
-  uint32_t* handed_by;  // [graph ops] the task that hands out the results of a cloned op;
-                        // JPP_NONE: each task that uses them runs the op
-  bool* weight_part;    // [graph ops] in a backward segment, no mark needs it
+  uint32_t* alias;    // [graph values] the value without the marks that it passed
+  uint32_t* uses;     // [graph values] by ops, loop results and outputs of the step
+  bool* unused;       // [graph ops] of a body, whose results nothing uses
+  uint32_t* segment;  // [graph ops]
+  // [graph ops] a cloned op that ops outside the loop need as well.
+  bool* outer_copy;
+  // [graph ops] the task that provides the results of a cloned op to others; JPP_NONE:
+  // each task that uses them runs the op.
+  uint32_t* handed_by;
+  bool* weight_part;  // [graph ops] in a backward segment, and no mark needs it
 
   JPP_VEC(jpp_task_t) tasks;
   JPP_VEC(jpp_partition_made_t) made;  // ops made for stage tasks
   JPP_VEC(jpp_accumulator_t) accumulators;
   JPP_VEC(jpp_partition_note_t) notes;
   jpp_staged_loop_t* loops;
-  jpp_u32_vec_t outer;  // ops outside and loop ops, in an order that can run
+  // Ops outside the loops and loop ops, in an order in which they can run.
+  jpp_u32_vec_t outer;
 
-  // What jpp__partition_place() decides of values and ops outside.
-  uint32_t words;   // uint64_t words of a rank set
+  // Values and ops outside the loops, as jpp__partition_place() places them.
+  uint32_t words;   // number of uint64_t words of a rank set
   uint64_t* need;   // [values * words] ranks that use the value
   uint64_t* run;    // [ops * words] ranks that run the op
   uint32_t* phase;  // [ops]
-  bool* arrays;  // [ops] makes arrays of more than a few numbers, and not from results of
-                 // loops
+  // [ops] makes arrays of more than a few numbers, and depends on no loop.
+  bool* arrays;
 } jpp_partitioner_t;
 
 // --- Passes, in order -----------------------------------------------------------------
 
-// alias.c: copies the tables, looks through marks.
+// alias.c: copies the tables and makes uses bypass marks.
 jpp_status_t* jpp__partition_resolve_marks(jpp_partitioner_t* p) JPP_MUST_USE;
-// classify.c: which ops of a body leave it, and which are computed again where needed.
+// classify.c: finds the ops of a body that leave it, and those that are recomputed where
+// needed.
 jpp_status_t* jpp__partition_classify(jpp_partitioner_t* p) JPP_MUST_USE;
-// stages.c: the segment of every other op of a body, and its part of the backward.
+// stages.c: assigns a segment, and a part of the backward, to every other op of a body.
 jpp_status_t* jpp__partition_assign_stages(jpp_partitioner_t* p,
                                            uint32_t loop) JPP_MUST_USE;
-// notes.c: ops of a loop that compute input and weight gradients together.
+// notes.c: finds ops of a loop that compute input and weight gradients together.
 jpp_status_t* jpp__partition_note_unsplit(jpp_partitioner_t* p,
                                           uint32_t loop) JPP_MUST_USE;
-// tasks.c: makes the stage tasks of a loop, still empty.
+// tasks.c: creates the stage tasks of a loop, still empty.
 jpp_status_t* jpp__partition_make_tasks(jpp_partitioner_t* p, uint32_t loop) JPP_MUST_USE;
-// reduce.c: accumulators of a loop's results, and the sums after it.
+// reduce.c: creates the accumulators of a loop's results, and the sums after the loop.
 jpp_status_t* jpp__partition_reduce(jpp_partitioner_t* p, uint32_t loop) JPP_MUST_USE;
-// tasks.c: ops and inputs of the stage tasks.
+// tasks.c: fills in the ops and inputs of the stage tasks.
 jpp_status_t* jpp__partition_fill_tasks(jpp_partitioner_t* p) JPP_MUST_USE;
-// share.c: divides stage tasks so that a part is the same as another stage's task.
+// share.c: divides stage tasks so that one part equals another stage's task.
 jpp_status_t* jpp__partition_share_stages(jpp_partitioner_t* p) JPP_MUST_USE;
-// place.c: the ranks and phase of every op outside.
+// place.c: decides the ranks and the phase of every op outside the loops.
 jpp_status_t* jpp__partition_place(jpp_partitioner_t* p) JPP_MUST_USE;
-// outer.c: levels, and the tasks outside.
+// outer.c: decides levels, and creates the tasks outside the loops.
 jpp_status_t* jpp__partition_make_outer_tasks(jpp_partitioner_t* p) JPP_MUST_USE;
-// outputs.c: outputs of every task, once all inputs are known.
+// outputs.c: finds the outputs of every task, once all inputs are known.
 jpp_status_t* jpp__partition_find_outputs(jpp_partitioner_t* p) JPP_MUST_USE;
 
-// notes.c: called for an op outside once it is placed; `bytes` of its operands have to be
-// transferred to `rank`, where it runs.
+// notes.c: called for an op outside the loops once it is placed; `bytes` of its operands
+// must be sent to `rank`, where it runs.
 jpp_status_t* jpp__partition_note_moves(jpp_partitioner_t* p, uint32_t op, uint32_t rank,
                                         uint64_t bytes) JPP_MUST_USE;
 
@@ -104,8 +108,8 @@ jpp_status_t* jpp__partition_add_op(jpp_partitioner_t* p, const jpp_op_t* op,
 jpp_status_t* jpp__partition_add_value(jpp_partitioner_t* p, uint32_t like, uint32_t loop,
                                        uint32_t producer,
                                        uint32_t* out_value) JPP_MUST_USE;
-// Adds an op and its one output, a value like `like` in the body of `loop` (JPP_NONE:
-// outside).
+// Adds an op and its only output, a value like `like` in the body of `loop` (JPP_NONE:
+// outside the loops).
 jpp_status_t* jpp__partition_define(jpp_partitioner_t* p, const jpp_op_t* op,
                                     uint32_t like, uint32_t loop, uint32_t* out_op,
                                     uint32_t* out_value) JPP_MUST_USE;
@@ -115,7 +119,8 @@ typedef struct jpp_add_tree {
   jpp_u32_vec_t adds;    // op ids inside the tree, root included
   jpp_u32_vec_t stack;
 } jpp_add_tree_t;
-// A value that no sum of `loop`'s body (JPP_NONE: of the outside) makes is its own leaf.
+// If no sum in `loop`'s body (JPP_NONE: outside the loops) makes the value, it is its own
+// only leaf.
 jpp_status_t* jpp__add_tree_collect(const jpp_partitioner_t* p, uint32_t root_value,
                                     uint32_t loop, jpp_add_tree_t* tree) JPP_MUST_USE;
 void jpp__add_tree_deinit(jpp_add_tree_t* tree);

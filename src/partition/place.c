@@ -1,4 +1,4 @@
-// Rule 5 of partition.h: the ranks and the phase of every op outside the loops.
+// Rule 5 of partition.h: decides the ranks and the phase of every op outside the loops.
 //
 // A forward pass gives each value that depends on a loop its "home", the ranks that can
 // compute it without a transfer. A backward pass gives each value the ranks that need it
@@ -14,17 +14,21 @@ enum { kDefaultSmallBytes = 4096, kFewBytes = 64 };
 typedef struct placer {
   jpp_partitioner_t* p;
   uint64_t small_bytes;
-  uint64_t* home;     // [values * words] of anchored values
-  bool* anchored;     // [values] depends on a loop's results
-  bool* everywhere;   // [values] anchored, made on whichever ranks need it; if none does,
-                      // on the first rank of its home
-  uint64_t* weight;   // [values] how far an operand decides where its users run
-  bool* is_output;    // [values] left on the ranks that make it
-  uint64_t* left;     // [values * words] of outputs, where the user wants them
-  bool* inner;        // [ops] a sum whose only user is another sum
-  uint32_t* phase;    // [values] the first phase in which an anchored value exists; for
-                      // others the first phase that needs it
-  uint64_t* scratch;  // [words]
+  uint64_t* home;  // [values * words] for anchored values
+  // [values] depends on a loop's results.
+  bool* anchored;
+  // [values] anchored, and made on every rank that needs it, or if none does on the first
+  // rank of its home.
+  bool* everywhere;
+  uint64_t* weight;  // [values] how much an operand influences where its users run
+  bool* is_output;   // [values] left on the ranks that make it
+  uint64_t* left;    // [values * words] for outputs, the ranks that the user wants
+  // [ops] a sum whose only user is another sum.
+  bool* inner;
+  // [values] the first phase in which an anchored value exists; for other values the
+  // first phase that needs them.
+  uint32_t* phase;
+  uint64_t* scratch;    // [words]
   jpp_u32_vec_t order;  // the new p->outer
   jpp_add_tree_t tree;
   jpp_u32_vec_t terms;
@@ -53,8 +57,8 @@ static bool is_fixed(const placer_t* c, uint32_t value) {
   return c->anchored[value] && !c->everywhere[value];
 }
 
-// The ranks where all operands that have a fixed home have it, into c->scratch; all ranks
-// if no operand has. False if there are no such ranks.
+// Stores the common ranks of all operands with a fixed home in c->scratch; all ranks if
+// no operand has a fixed home. False if there are no such ranks.
 static bool common_home(const placer_t* c, const uint32_t* values, size_t count) {
   all_ranks(c, c->scratch);
   for (size_t i = 0; i < count; ++i) {
@@ -71,7 +75,8 @@ static bool any_fixed(const placer_t* c, const jpp_op_t* op) {
   return false;
 }
 
-// The largest operand decides; of equal ones an array, rather than a scalar.
+// The operand with the largest weight decides; of equal sizes, an array rather than a
+// scalar.
 static uint64_t weight_of_type(const placer_t* c, uint32_t value) {
   const jpp_value_t* v = &c->p->values.data[value];
   return jpp__bytes_add(jpp__bytes_multiply(2, v->bytes), v->type.ndim > 0);
@@ -97,8 +102,8 @@ static bool is_op_small(const placer_t* c, const jpp_op_t* op) {
   return true;
 }
 
-// Whether the op makes an array and only scalars keep it on a rank: it updates an
-// optimizer's state under a condition, for example. Scalars cost little to send, so the
+// Whether the op makes an array and only scalars tie it to a rank, for example when it
+// updates an optimizer's state under a condition. Scalars cost little to send, so the
 // users of the array decide where it is made.
 static bool spreads_scalars(const placer_t* c, const jpp_op_t* op) {
   for (uint32_t i = 0; i < op->num_inputs; ++i) {
@@ -118,15 +123,15 @@ static bool ends_loop(const jpp_partitioner_t* p, uint32_t op) {
 }
 
 // The parts of a shared weight's gradient are summed on all ranks that hold the weight,
-// so that its replicas stay the same for ever.
+// so that its replicas stay equal.
 static bool sums_parts(const placer_t* c, const jpp_op_t* op) {
   if (op->kind != JPP_OP_SUM) return false;
   uint32_t producer = c->p->values.data[op->inputs[0]].producer;
   return producer != JPP_NONE && ends_loop(c->p, producer);
 }
 
-// A large sum over ranks is made on all of them; any other large op runs beside its
-// largest operand. The answer is in c->scratch.
+// A large sum over ranks runs on all of them; any other large op runs on the ranks of its
+// largest operand. The result is in c->scratch.
 static void home_of_mixed(const placer_t* c, const jpp_op_t* op) {
   memset(c->scratch, 0, c->p->words * sizeof(*c->scratch));
   uint64_t largest = 0;
@@ -142,8 +147,8 @@ static void home_of_mixed(const placer_t* c, const jpp_op_t* op) {
   }
 }
 
-// Gives the outputs the home in c->scratch or, if they are made everywhere, the heaviest
-// operand's home.
+// Gives the outputs the home in c->scratch or, if they are made everywhere, the home of
+// the operand with the largest weight.
 static void set_outputs(const placer_t* c, const jpp_op_t* op, bool everywhere,
                         uint32_t phase) {
   uint32_t heaviest = heaviest_operand(c, op);
@@ -158,7 +163,7 @@ static void set_outputs(const placer_t* c, const jpp_op_t* op, bool everywhere,
   }
 }
 
-// False if the op depends on no loop.
+// Returns false if the op depends on no loop.
 static bool anchored_phase(const placer_t* c, const jpp_op_t* op, uint32_t* out_phase) {
   bool found = false;
   *out_phase = 0;
@@ -171,9 +176,8 @@ static bool anchored_phase(const placer_t* c, const jpp_op_t* op, uint32_t* out_
   return found;
 }
 
-// The ranks of the values beside which the user placed this one: where they are at home
-// or, if they depend on no loop, where the loops need them. Without any of these, all
-// ranks.
+// The ranks of the values beside which the user placed this one: their homes or, if they
+// depend on no loop, the ranks whose loops need them. If there are none, all ranks.
 static void home_beside(const placer_t* c, const jpp_op_t* op) {
   memset(c->scratch, 0, c->p->words * sizeof(*c->scratch));
   for (uint32_t i = 1; i < op->num_inputs; ++i) {
@@ -221,7 +225,8 @@ static bool same_home(const placer_t* c, uint32_t a, uint32_t b) {
   return memcmp(home_at(c, a), home_at(c, b), c->p->words * sizeof(uint64_t)) == 0;
 }
 
-// Makes one sum of the leaves that share leaf `first`'s home; clears them from the tree.
+// Adds a sum of the leaves that have the same home as leaf `first`, and clears them from
+// the tree.
 static jpp_status_t* add_partial(placer_t* c, size_t first, uint32_t* out_value) {
   jpp_u32_vec_t* leaves = &c->tree.leaves;
   uint32_t anchor = leaves->data[first];
@@ -247,8 +252,8 @@ static jpp_status_t* add_partial(placer_t* c, size_t first, uint32_t* out_value)
   return JPP_VEC_PUSH(&c->order, id);
 }
 
-// Regroups a tree of sums whose terms live on different ranks: each rank sums its own,
-// then only the partial sums travel.
+// Regroups a tree of sums whose terms are on different ranks: each rank sums its own
+// terms, and only the partial sums are sent.
 static jpp_status_t* regroup_sums(placer_t* c, uint32_t root) {
   jpp_partitioner_t* p = c->p;
   JPP_RETURN_IF_ERROR(
@@ -306,8 +311,8 @@ static void anchor_value(const placer_t* c, uint32_t value, uint32_t rank,
   c->phase[value] = phase;
 }
 
-// The initial state of an accumulator and the results of loops are at home on the rank of
-// their task.
+// An accumulator's initial state, and a loop's results, have the rank of their task as
+// home.
 static void anchor_results(placer_t* c) {
   jpp_partitioner_t* p = c->p;
   for (size_t i = 0; i < p->accumulators.count; ++i) {
@@ -326,7 +331,7 @@ static void anchor_results(placer_t* c) {
   }
 }
 
-// An argument that the user gives on some ranks is at home there.
+// An argument that the user passes on some ranks has these as home.
 static void anchor_args(placer_t* c) {
   for (uint32_t i = 0; i < c->p->graph->num_args; ++i) {
     const jpp_graph_arg_t* arg = &c->p->graph->args[i];
@@ -354,7 +359,7 @@ static void need_by_stage_tasks(placer_t* c) {
   }
 }
 
-// What ops that depend on no loop need themselves, for what the loops need of them.
+// Adds the needs of ops that depend on no loop and that loops need.
 static void need_for_loops(const placer_t* c) {
   jpp_partitioner_t* p = c->p;
   for (size_t i = c->order.count; i-- > 0;) {
@@ -371,8 +376,8 @@ static void need_for_loops(const placer_t* c) {
   }
 }
 
-// An output of the step is left where its users are; one without users of its own where
-// it is at home, on all ranks if it is small and depends on no loop, on one otherwise.
+// An output of the step is left on the ranks of its users; without users it is left on
+// its home, on all ranks if it is small and depends on no loop, or else on one rank.
 static void need_as_output(placer_t* c, uint32_t value) {
   uint64_t* need = jpp__need_at(c->p, value);
   uint32_t words = c->p->words;
@@ -388,8 +393,8 @@ static void need_as_output(placer_t* c, uint32_t value) {
   }
 }
 
-// An op with an effect runs once: on the first rank that needs what it makes or, when
-// none does, where its operands are. A task of the user's runs where he said.
+// An op with an effect runs once: on the first rank that needs its results or, if none
+// does, where its operands are. A task that the user wrote runs on the user's ranks.
 static void run_once(const placer_t* c, const jpp_op_t* op, uint64_t* run) {
   if (op->kind == JPP_OP_TASK) {
     memset(run, 0, c->p->words * sizeof(*run));
@@ -405,8 +410,8 @@ static void run_once(const placer_t* c, const jpp_op_t* op, uint64_t* run) {
   jpp__ranks_add(run, rank);
 }
 
-// An op runs on those ranks that need it which are at home for it. If none of them is,
-// the first rank of its home runs it and sends the result.
+// An op runs on those ranks of its home that need it. If there are none, the first rank
+// of its home runs it and sends the result.
 static void choose_ranks(placer_t* c, uint32_t id) {
   jpp_partitioner_t* p = c->p;
   const jpp_op_t* op = &p->ops.data[id];
@@ -442,8 +447,8 @@ static void choose_phase(placer_t* c, uint32_t id) {
   c->p->phase[id] = phase;
 }
 
-// Bytes of the op's operands that have to be transferred to `rank`; 0 for sums, which are
-// regrouped, and for what the user placed himself.
+// Bytes of the op's operands that must be sent to `rank`; 0 for sums, which are
+// regrouped, and for ops that the user placed.
 static uint64_t bytes_moved(const placer_t* c, const jpp_op_t* op, uint32_t rank) {
   if (op->kind != JPP_OP_CALL) return 0;
   uint64_t bytes = 0;
@@ -477,7 +482,8 @@ static jpp_status_t* place_backward(placer_t* c) {
   return NULL;
 }
 
-// Outputs that no op outside makes: arguments and loop results.
+// Adds the needs of outputs that no op outside the loops makes: arguments and loop
+// results.
 static void need_of_plain_outputs(placer_t* c) {
   jpp_partitioner_t* p = c->p;
   for (uint32_t i = 0; i < p->graph->num_outputs; ++i) {
@@ -488,8 +494,9 @@ static void need_of_plain_outputs(placer_t* c) {
   }
 }
 
-// An output that the next step gets as an argument is sent to where that one is needed:
-// the weights that stages share, for one, when only one of their ranks updates them.
+// An output that becomes an argument of the next step is sent to the ranks that need that
+// argument, for example weights that stages share when only one of their ranks updates
+// them.
 static void need_as_next_args(placer_t* c) {
   jpp_partitioner_t* p = c->p;
   for (uint32_t i = 0; i < p->graph->num_outputs; ++i) {
@@ -541,7 +548,7 @@ static jpp_status_t* place_all(placer_t* c) {
   anchor_results(c);
   need_by_stage_tasks(c);
   JPP_RETURN_IF_ERROR(place_forward(c));
-  // Ops run where the next step's loops need what they make.
+  // Ops run on the ranks whose loops need their results in the next step.
   need_for_loops(c);
   need_as_next_args(c);
   JPP_RETURN_IF_ERROR(place_backward(c));

@@ -1,10 +1,10 @@
-// Makes the accumulators of a loop's results. A result whose terms several tasks compute
-// gets one accumulator in each of them, and the parts are summed after the loop. So is a
-// result that is partial over the devices of a rank, if only of one part: the sum is
-// where the devices' parts become one value.
+// Creates the accumulators of a loop's results. A result whose terms several tasks
+// compute gets one accumulator in each of them, and the parts are summed after the loop.
+// This also applies to a result that is partial over the devices of a rank, even if it
+// has only one part: the sum combines the devices' parts into one value.
 //
-// A loop of one microbatch has nothing to keep between runs: the task that makes a value
-// also makes the initial state, and its update makes the result itself.
+// A loop of one microbatch keeps nothing between runs: the task that makes a value also
+// makes the initial state, and its update makes the result.
 #include "partition/partitioner.h"
 
 typedef struct reducer {
@@ -37,9 +37,9 @@ static jpp_status_t* add_to_task(reducer_t* r, uint32_t op, uint32_t task) {
   return JPP_VEC_PUSH(&r->p->made, (jpp_partition_made_t){.op = op, .task = task});
 }
 
-// Reduces `value`, which `task` makes, to `final`. In a loop of several microbatches
-// `init` makes the state before the loop, in each microbatch an update op takes the state
-// in and makes the next one, and the state after the last microbatch is `final`.
+// Reduces `value`, which `task` makes, to `final`. In a loop of several microbatches,
+// `init` makes the state before the loop, an update op turns the state into the next one
+// in each microbatch, and the state after the last microbatch is `final`.
 static jpp_status_t* reduce_value(reducer_t* r, uint32_t result, uint32_t task,
                                   uint32_t value, uint32_t final) {
   jpp_partitioner_t* p = r->p;
@@ -53,7 +53,7 @@ static jpp_status_t* reduce_value(reducer_t* r, uint32_t result, uint32_t task,
                    .loop = r->loop,
                    .num_outputs = 1,
                    .name = "init"};
-  // The sum after the loop takes partial values in as accumulators.
+  // The sum after the loop takes partial values as accumulators.
   bool once = loop->microbatches == 1 && !loop->results[result].partial;
   uint32_t init_op = 0, update_op = 0;
   JPP_RETURN_IF_ERROR(jpp__partition_define(p, &init, like, once ? r->loop : JPP_NONE,
@@ -62,7 +62,8 @@ static jpp_status_t* reduce_value(reducer_t* r, uint32_t result, uint32_t task,
     JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(&r->inits, init_op));
     JPP_RETURN_IF_ERROR(jpp__partition_add_value(p, like, r->loop, JPP_NONE, &acc.state));
   }
-  // A concatenation puts each microbatch in its place, and a custom reduction may.
+  // A concatenation stores each microbatch at its own index, and a custom reduction may
+  // do so.
   uint8_t reduce = loop->results[result].reduce;
   bool takes_index = reduce != JPP_REDUCE_ADD && reduce != JPP_REDUCE_MAX;
   uint32_t inputs[] = {once ? acc.init : acc.state, value, loop->index};
@@ -109,8 +110,8 @@ static bool seen_before(const jpp_u32_vec_t* vec, size_t index) {
   return false;
 }
 
-// One accumulator for each task that makes terms, and their sum after the loop in the
-// order of the terms.
+// Creates an accumulator in each task that makes terms, and their sum after the loop in
+// the order of the terms.
 static jpp_status_t* add_split_result(reducer_t* r, uint32_t result) {
   jpp_partitioner_t* p = r->p;
   uint32_t loop_op = p->graph->loops[r->loop].op;
@@ -135,8 +136,8 @@ static jpp_status_t* add_split_result(reducer_t* r, uint32_t result) {
   return JPP_VEC_PUSH(&r->sums_after, sum);
 }
 
-// The terms of a loop's result and their tasks: of a sum the leaves of the additions that
-// make `value`, if several tasks make them, and otherwise `value` alone.
+// The terms of a loop's result and their tasks. For a sum whose terms several tasks make:
+// the leaves of the additions that make `value`. Otherwise: `value` alone.
 static jpp_status_t* find_terms(reducer_t* r, uint32_t value, bool is_sum) {
   uint32_t task = task_of_value(r, value);
   if (task == JPP_NONE) task = r->p->loops[r->loop].forward[0];
@@ -146,7 +147,7 @@ static jpp_status_t* find_terms(reducer_t* r, uint32_t value, bool is_sum) {
     JPP_RETURN_IF_ERROR(jpp__add_tree_collect(r->p, value, r->loop, &r->tree));
     for (size_t i = 0; i < r->tree.leaves.count; ++i) {
       uint32_t of_leaf = task_of_value(r, r->tree.leaves.data[i]);
-      // A term from outside the loop is added where the sum is made.
+      // A term from outside the loop is added in the task of the sum.
       if (of_leaf == JPP_NONE) of_leaf = task;
       JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(&r->tasks, of_leaf));
       split = split || of_leaf != r->tasks.data[0];

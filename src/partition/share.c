@@ -1,21 +1,23 @@
-// Divides the tasks of stages that do more than others (the first one's embedding, the
-// last one's head and loss). What they share with the other stages becomes a task of its
-// own: the same ops on operands of the same types, and so one module, compiled once.
+// Divides the tasks of stages that do more than others (an embedding in the first stage,
+// a head and the loss in the last one). The ops that they share with the other stages
+// become a separate task: the same ops on operands of the same types, and therefore one
+// module, which is compiled once.
 //
-// The pattern is the task of stage 1, which has only what every stage has. An op of
-// another stage's task matches an op of the pattern if both compute the same from
-// matching operands, and if the ops that lead to them (or use them) do. The remaining ops
-// run before the matching part or after it.
+// The pattern is the task of stage 1, which has only the ops that every stage has. An op
+// of another stage's task matches an op of the pattern if both compute the same from
+// matching operands, and if the ops that lead to them (or use them) match, too. The
+// remaining ops run before the matching part or after it.
 //
-// The price is one or two calls more for each microbatch, so small tasks stay whole.
+// The price is one or two more calls per microbatch, so small tasks are not divided.
 #include <stdlib.h>
 
 #include "base/str.h"
 #include "partition/partitioner.h"
 #include "task/ids.h"
 
-// The smallest pattern worth a call: of this cost, in floating point operations, which
-// takes a core of a CPU as long as some twenty calls, and of this many ops to compile.
+// The smallest pattern that is worth a call: of this cost, in floating-point operations,
+// which takes a CPU core as long as about twenty calls, and with this many ops to
+// compile.
 static const float kLeastCost = 1e7F;
 enum { kFewestOps = 8 };
 
@@ -23,20 +25,20 @@ enum { PART_BEFORE = 1, PART_SHARED = 2, PART_AFTER = 4 };  // bits
 
 typedef struct hashed_op {
   uint64_t hash;
-  uint32_t at;  // in the task
+  uint32_t at;  // position in the task
 } hashed_op_t;
 
 typedef struct sharer {
   jpp_partitioner_t* p;
-  bool* taken;         // [values] a stage task takes it from another one
-  uint32_t* op_at;     // [ops] place in the task that is entered; JPP_NONE: not in it
-  uint64_t* hashes;    // [values] of the task that is entered
-  uint32_t* match;     // [values] of the pattern: the value of the task that matches
-  uint32_t* match_of;  // [values] the reverse
-  uint8_t* part;       // [ops] PART_ bits of an op of the task that is divided
-  bool* leaves;        // [values] another part takes it from the shared one
+  bool* taken;         // [values] another stage task takes it
+  uint32_t* op_at;     // [ops] position in the entered task; JPP_NONE: not in it
+  uint64_t* hashes;    // [values] of the entered task
+  uint32_t* match;     // [values] of the pattern: the matching value of the task
+  uint32_t* match_of;  // [values] of the task: the matching value of the pattern
+  uint8_t* part;       // [ops] PART_ bits of an op of the task that is being divided
+  bool* leaves;        // [values] another part takes it from the shared part
   uint32_t* input_of;  // [values] the last part that got it as an input
-  uint32_t num_parts;  // made so far
+  uint32_t num_parts;  // number of parts so far
   jpp_u32_vec_t ops, inputs;
 } sharer_t;
 
@@ -61,7 +63,7 @@ static uint64_t hash_type(const jpp_type_t* type) {
   return hash;
 }
 
-// What an op computes, without its operands; 0: unknown.
+// A hash of what an op computes, without its operands; 0: unknown.
 static uint64_t code_of(const sharer_t* s, const jpp_op_t* op) {
   switch ((jpp_op_kind_t)op->kind) {
     case JPP_OP_CALL:
@@ -101,7 +103,7 @@ static bool is_made_here(const sharer_t* s, uint32_t value) {
   return producer != JPP_NONE && s->op_at[producer] != JPP_NONE;
 }
 
-// Of each op with everything in the task that it is computed from.
+// Hashes each op with everything in the task from which it is computed.
 static void hash_by_operands(const sharer_t* s, const jpp_task_t* task,
                              hashed_op_t* hashed) {
   for (uint32_t i = 0; i < task->num_ops; ++i) {
@@ -118,7 +120,7 @@ static void hash_by_operands(const sharer_t* s, const jpp_task_t* task,
   }
 }
 
-// Of each op with everything in the task that is computed from it.
+// Hashes each op with everything in the task that is computed from it.
 static void hash_by_users(const sharer_t* s, const jpp_task_t* task,
                           hashed_op_t* hashed) {
   for (uint32_t i = 0; i < task->num_ops; ++i) {
@@ -150,11 +152,11 @@ typedef struct matching {
   const jpp_task_t *pattern, *task;
   hashed_op_t* of_pattern;  // [pattern ops] in the order of the task
   hashed_op_t* of_task;     // [task ops] sorted
-  uint32_t* ops;            // [pattern ops] place of the matching op in the task
+  uint32_t* ops;            // [pattern ops] position of the matching op in the task
 } matching_t;
 
 // Whether an operand of the pattern may match one of the task. `made`: the pattern makes
-// it.
+// the operand.
 static bool operands_match(const sharer_t* s, uint32_t a, uint32_t b, bool made) {
   const jpp_value_t *x = &s->p->values.data[a], *y = &s->p->values.data[b];
   if (s->match[a] != JPP_NONE || s->match_of[b] != JPP_NONE) {
@@ -220,10 +222,10 @@ static size_t first_of_hash(const matching_t* m, uint64_t hash) {
   return low;
 }
 
-// Finds an op of the task for each of the pattern, in the same order. The pattern must be
-// entered.
+// Finds an op of the task for each op of the pattern, in the same order. The pattern must
+// be entered.
 static bool match_all(const sharer_t* s, matching_t* m) {
-  uint32_t next = 0;  // place in the task
+  uint32_t next = 0;  // position in the task
   for (uint32_t i = 0; i < m->pattern->num_ops; ++i) {
     uint64_t hash = m->of_pattern[i].hash;
     bool found = false;
@@ -265,8 +267,8 @@ static uint8_t* part_of_producer(const sharer_t* s, uint32_t value) {
   return &s->part[s->p->values.data[value].producer];
 }
 
-// Marks each op of the task, which is entered, with the parts that run it: what uses
-// results of the shared part runs after it, everything else before.
+// Marks each op of the entered task with the parts that run it: ops that use results of
+// the shared part run after it, all others before.
 static void assign_parts(const sharer_t* s, const matching_t* m) {
   const jpp_task_t* task = m->task;
   for (uint32_t i = 0; i < task->num_ops; ++i) s->part[task->ops[i]] = PART_BEFORE;
@@ -282,8 +284,8 @@ static void assign_parts(const sharer_t* s, const matching_t* m) {
       if (*part_of_producer(s, op->inputs[k]) & ~PART_BEFORE) *part = PART_AFTER;
     }
   }
-  // Cheap ops run in each part that uses them, but the shared part runs none that the
-  // pattern has not: it takes their results from the part before.
+  // A cheap op runs in each part that uses it, except that the shared part runs only
+  // cheap ops that the pattern has: it takes the results of others from the part before.
   for (uint32_t i = task->num_ops; i-- > 0;) {
     const jpp_op_t* op = op_of(s, task, i);
     for (uint32_t k = 0; k < op->num_inputs; ++k) {
@@ -297,13 +299,13 @@ static void assign_parts(const sharer_t* s, const matching_t* m) {
   }
 }
 
-// A cheap op hands out its results in one task only, so that there is one maker.
+// Only one task provides a cheap op's results to others, so that they have one producer.
 static bool may_hand_out(const sharer_t* s, uint32_t clone) {
   return !s->p->outer_copy[clone] && s->p->handed_by[clone] == JPP_NONE;
 }
 
-// Whether the shared part has the ops of the pattern and no others, uses nothing that is
-// made after it, and leaves the same values as the pattern. The task must be entered.
+// Whether the shared part has exactly the ops of the pattern, uses nothing that is made
+// after it, and provides the same values as the pattern. The task must be entered.
 static bool parts_are_sound(const sharer_t* s, const matching_t* m) {
   const jpp_task_t* task = m->task;
   uint32_t num_shared = 0;
@@ -379,7 +381,7 @@ static void move_accumulators(const sharer_t* s, uint32_t from, uint32_t bit,
   }
 }
 
-// Replaces the task, which is entered, by its parts. The first one keeps its id and name.
+// Replaces the entered task by its parts. The first one keeps its id and name.
 static jpp_status_t* divide_task(sharer_t* s, uint32_t id, uint32_t pattern) {
   jpp_partitioner_t* p = s->p;
   const jpp_task_t whole = p->tasks.data[id];

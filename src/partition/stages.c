@@ -20,7 +20,7 @@ static uint32_t backward_segment(const assigner_t* a, uint32_t stage) {
 }
 
 // The op of the body that makes the value; JPP_NONE for values from outside, some of
-// which the planner's own ops make.
+// which are made by the planner's own ops.
 static uint32_t producer_in_body(const assigner_t* a, uint32_t value) {
   uint32_t op = a->p->values.data[value].producer;
   return op >= a->loop->first_op && op < a->loop->op ? op : JPP_NONE;
@@ -48,7 +48,7 @@ static jpp_status_t* claim_ancestors(assigner_t* a, const jpp_op_t* mark,
   }
 }
 
-// The text after "expected": the place of each mark, one per line, ten at most.
+// Appends the text after "expected": the place of each mark, one per line, ten at most.
 static void append_marks(const assigner_t* a, jpp_str_t* str) {
   uint32_t shown = 0;
   for (uint32_t id = a->loop->first_op; id < a->loop->op; ++id) {
@@ -65,7 +65,7 @@ static jpp_status_t* wrong_mark_count(const assigner_t* a, uint32_t found) {
   append_marks(a, &str);
   char* marks = NULL;
   JPP_RETURN_IF_ERROR(jpp_str_finish(&str, &marks));
-  char other[48] = "";  // one stage is no pipeline
+  char other[48] = "";  // a single stage is not a pipeline
   if (found > 1)
     snprintf(other, sizeof(other), ", or give the schedule %u stages", found);
   jpp_status_t* status = jpp_status_make(
@@ -104,9 +104,9 @@ static jpp_status_t* claim_forward(assigner_t* a) {
   return NULL;
 }
 
-// The backward of stage k + 1 computes the operands of stage k's backward mark. The first
-// such mark takes values of the loss, which runs with the last stage's backward, so that
-// none of its values are kept.
+// The backward of stage k + 1 computes the operands of stage k's backward mark. The
+// operands of the first such mark come from the loss, which runs with the last stage's
+// backward, so that none of its values are kept.
 static jpp_status_t* claim_backward(assigner_t* a) {
   for (uint32_t id = a->loop->first_op; id < a->loop->op; ++id) {
     const jpp_op_t* op = &a->p->ops.data[id];
@@ -117,7 +117,7 @@ static jpp_status_t* claim_backward(assigner_t* a) {
   return NULL;
 }
 
-// The mark through which input `index` of an op comes; NULL if it comes through none.
+// The last mark that input `index` of an op has passed, or NULL.
 static const jpp_op_t* mark_before_input(const assigner_t* a, uint32_t id,
                                          uint32_t index) {
   const jpp_graph_t* graph = a->p->graph;
@@ -128,7 +128,7 @@ static const jpp_op_t* mark_before_input(const assigner_t* a, uint32_t id,
   return is_mark ? op : NULL;
 }
 
-// Whether the op makes a value for another memory than the devices'.
+// Whether the op makes a value in a memory other than device memory.
 static bool moves_out(const assigner_t* a, const jpp_op_t* op) {
   for (uint32_t i = 0; i < op->num_outputs; ++i) {
     const jpp_value_t* value = &a->p->values.data[op->first_output + i];
@@ -141,7 +141,7 @@ static bool moves_out(const assigner_t* a, const jpp_op_t* op) {
 // it. That is the segment that makes it, unless it crosses a stage boundary to get here:
 //  - Through the backward mark of stage k it enters the backward of stage k.
 //  - An effect runs in the stage that a value enters, not in the one that it leaves, and
-//    so does what moves a value out of device memory.
+//    so does an op that moves a value out of device memory.
 //  - Through the mark before an unmarked last stage it enters that stage.
 static uint32_t segment_of_input(const assigner_t* a, uint32_t id, uint32_t index) {
   const jpp_op_t* op = &a->p->ops.data[id];
@@ -163,8 +163,8 @@ static uint32_t segment_of_input(const assigner_t* a, uint32_t id, uint32_t inde
   return entered > made ? entered : made;
 }
 
-// The latest segment that an operand is available in; JPP_NONE if no stage makes any. A
-// single stage without a mark has everything.
+// The latest segment in which an operand is available; JPP_NONE if no stage makes any. A
+// single stage without a mark has all ops.
 static uint32_t latest_operand(const assigner_t* a, uint32_t id) {
   uint32_t latest = a->last_is_unmarked && a->stages == 1 ? 0 : JPP_NONE;
   for (uint32_t i = 0; i < a->p->ops.data[id].num_inputs; ++i) {
@@ -191,15 +191,15 @@ static bool has_backward(const assigner_t* a) {
   return false;
 }
 
-// The segment of an op once marks have claimed theirs; JPP_NONE if neither a mark nor an
-// operand says. Operands come before it, so theirs are final.
+// The segment of an op after marks have claimed theirs; JPP_NONE if neither a mark nor an
+// operand determines it. Operands precede it, so their segments are final.
 static uint32_t segment_by_operands(const assigner_t* a, uint32_t id) {
   uint32_t last_forward = a->stages - 1, last_backward = a->stages;
   uint32_t claimed = a->p->segment[id];
   uint32_t latest = latest_operand(a, id);
   uint32_t segment = claimed == JPP_SEGMENT_OPEN ? latest : claimed;
-  // What is moved out of device memory does not wait there for the backward that needs
-  // it.
+  // A value that is moved out of device memory does not stay there until the backward
+  // that needs it.
   if (latest != JPP_NONE && moves_out(a, &a->p->ops.data[id])) segment = latest;
   bool uses_backward = latest != JPP_NONE && latest >= last_backward;
   // A term joins its sum in the stage that made the term, not in the earlier stage whose
@@ -207,8 +207,8 @@ static uint32_t segment_by_operands(const assigner_t* a, uint32_t id) {
   if (uses_backward && latest < segment) segment = latest;
   bool in_last_stage = segment == last_forward || segment == last_backward;
   if (!a->last_is_unmarked || !in_last_stage) return segment;
-  // No mark separates the forward of this stage from its backward: ops that autodiff did
-  // not write and that use nothing of the backward are the forward.
+  // No mark separates this stage's forward from its backward: its forward consists of the
+  // ops that autodiff did not write and that use nothing of the backward.
   bool backward = a->p->ops.data[id].flags & JPP_OP_BACKWARD;
   return backward || uses_backward ? last_backward : last_forward;
 }
@@ -231,8 +231,9 @@ static bool takes_any(const jpp_op_t* op, const jpp_op_t* operands_of) {
   return false;
 }
 
-// The first stage that uses an operand of an effect whose operands no stage makes, so
-// that no value is sent only for the effect; JPP_NONE if no stage uses one.
+// The first stage that uses an operand of an effect, for an effect whose operands no
+// stage makes, so that no value is sent only for the effect; JPP_NONE if no stage uses
+// one.
 static uint32_t stage_beside(const assigner_t* a, const jpp_op_t* effect) {
   uint32_t first = JPP_NONE;
   for (uint32_t id = a->loop->first_op; id < a->loop->op; ++id) {
@@ -252,7 +253,8 @@ static void settle_effects(const assigner_t* a) {
   }
 }
 
-// Lowers to `segment` the earliest use of `value`, if an op of the body makes it.
+// Records a use of `value` in `segment`, if an op of the body makes it and no earlier
+// segment uses it.
 static void note_use(const assigner_t* a, uint32_t value, uint32_t segment,
                      uint32_t* earliest_use) {
   uint32_t producer = producer_in_body(a, value);
@@ -261,12 +263,12 @@ static void note_use(const assigner_t* a, uint32_t value, uint32_t segment,
   if (segment < *earliest) *earliest = segment;
 }
 
-// Settles by its users what marks and operands leave free. Walks backward, so that the
-// users of an op are final when its turn comes.
+// Assigns ops by their users, if neither marks nor operands assigned them. Walks
+// backwards, so that the users of an op are final before the op itself.
 //  - An op of the loop index alone goes with its first user, or to stage 0 without any.
-//  - An op of a stage's forward that no mark claimed and only the backward of the same
-//    stage uses moves there: keeping its operands until then is enough, unless the op is
-//    what moves them out of device memory.
+//  - An op of a stage's forward that no mark claimed and that only the backward of the
+//    same stage uses moves to the backward: keeping its operands is enough, unless the op
+//    moves them out of device memory.
 // A loop result counts as a use in stage 0, so that its operands do not move.
 static jpp_status_t* settle_by_users(assigner_t* a, const bool* claimed) {
   uint32_t* earliest_use = NULL;  // [body ops] segment; JPP_NONE: not used

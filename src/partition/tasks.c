@@ -69,21 +69,21 @@ uint32_t jpp__partition_task_of(const jpp_partitioner_t* p, uint32_t op) {
 
 typedef struct filler {
   jpp_partitioner_t* p;
-  uint32_t* first;       // [tasks + 1] where the ops of each task begin in `own`
+  uint32_t* first;       // [tasks + 1] where each task's ops begin in `own`
   uint32_t* own;         // op ids, grouped by task
-  uint32_t* op_task;     // [ops] the last task that was given it; JPP_NONE: none yet
-  uint32_t* value_task;  // [values] the last task that was given it as an input
+  uint32_t* op_task;     // [ops] the last task to which it was added; JPP_NONE: none yet
+  uint32_t* value_task;  // [values] the last task of which it became an input
   jpp_u32_vec_t ops;
   jpp_u32_vec_t inputs;
 } filler_t;
 
-// A counting sort of the ops that stage tasks run by their task; cheap ops, which any
-// number of tasks may need, are added to each by gather_ops().
+// A counting sort by task of the ops that stage tasks run; gather_ops() adds the cheap
+// ops, which several tasks may need.
 static jpp_status_t* group_ops_by_task(filler_t* f) {
   jpp_partitioner_t* p = f->p;
   size_t ops = p->ops.count, tasks = p->tasks.count;
   uint32_t* task_of = NULL;  // [ops]
-  uint32_t* next = NULL;     // [tasks] where in `own` its next op goes
+  uint32_t* next = NULL;     // [tasks] the index in `own` of the task's next op
   JPP_RETURN_IF_ERROR(jpp__ids_create(&p->scratch, ops, &task_of));
   for (uint32_t id = 0; id < p->graph->num_ops; ++id) {
     task_of[id] = jpp__partition_task_of(p, id);
@@ -109,7 +109,7 @@ static bool is_clone(const jpp_partitioner_t* p, uint32_t op) {
   return op < p->graph->num_ops && p->segment[op] == JPP_SEGMENT_CLONE;
 }
 
-// The task's own ops and, transitively, the cheap ones that they need.
+// Collects the task's own ops and, transitively, the cheap ops that they need.
 static jpp_status_t* gather_ops(filler_t* f, uint32_t task) {
   f->ops.count = 0;
   for (uint32_t i = f->first[task]; i < f->first[task + 1]; ++i) {

@@ -1,12 +1,12 @@
-// Hashes of a plan, from its structs: the planner's input and its results, each part on
-// its own, so that an error can name the part that differs.
+// Hashes the planner's input and its results, each part separately, so that an error can
+// name the part that differs.
 #include "base/hash.h"
 
 #include <string.h>
 
 #include "jaxpp/plan.h"
 
-// NULL and "" differ.
+// NULL and "" have different hashes.
 static uint64_t hash_text(uint64_t hash, const char* text) {
   hash = jpp__hash_u64(hash, text ? strlen(text) : UINT64_MAX);
   return text ? jpp__hash_bytes(hash, text, strlen(text)) : hash;
@@ -18,7 +18,7 @@ static uint64_t hash_ids(uint64_t hash, const uint32_t* ids, uint32_t count) {
   return hash;
 }
 
-// --- What the planner was given -------------------------------------------------------
+// --- The planner's input -------------------------------------------------------
 
 static uint64_t hash_type(uint64_t hash, const jpp_type_t* type) {
   hash = hash_text(hash, jpp_dtype_name(type->dtype));
@@ -47,7 +47,7 @@ static uint64_t hash_arguments(const jpp_graph_t* graph) {
   return hash;
 }
 
-// The name of an op counts for what is opaque to the planner.
+// An op's name is hashed if the op is opaque to the planner.
 static uint64_t hash_op(uint64_t hash, const jpp_op_t* op) {
   hash = hash_text(hash, jpp_op_kind_name((jpp_op_kind_t)op->kind));
   if (op->kind == JPP_OP_CALL || op->kind == JPP_OP_TASK)
@@ -119,7 +119,7 @@ static uint64_t hash_schedules(const jpp_planned_t* planned) {
   return hash;
 }
 
-// --- What the planner made ------------------------------------------------------------
+// --- The planner's results ------------------------------------------------------------
 
 static uint64_t hash_task(uint64_t hash, const jpp_plan_t* plan, uint32_t id) {
   const jpp_task_t* task = &plan->staged->tasks[id];

@@ -1,4 +1,4 @@
-// Runs the planner's passes in order. Each pass reads only what the earlier ones made,
+// Runs the planner's passes in order. Each pass reads only the results of earlier ones,
 // and the result owns all of it.
 #include "jaxpp/plan.h"
 
@@ -8,8 +8,8 @@
 #include "partition/offload.h"
 
 typedef struct planned_storage {
-  jpp_planned_t planned;  // first: what the caller holds
-  jpp_schedule_t** made;  // [loops] NULL: that schedule is the caller's
+  jpp_planned_t planned;  // first member: the caller's struct
+  jpp_schedule_t** made;  // [loops] NULL: the caller owns that schedule
   const jpp_schedule_t** schedules;
   jpp_staged_t* staged;
   jpp_plan_t* plan;

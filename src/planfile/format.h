@@ -1,4 +1,4 @@
-// The form of a plan file, for its writer and its reader. Numbers are little-endian.
+// The format of a plan file, for its writer and its reader. Numbers are little-endian.
 //
 //   0   magic          16 bytes, "jaxpp plan file\n"
 //   16  format         u32
@@ -11,8 +11,8 @@
 //                      a schedule for each loop, layouts, compile options, modules,
 //                      constants, the front end's
 //
-// Magic, format and maker keep their places in every later format, so that each version
-// can name the format that it was given.
+// Magic, format and maker have the same offsets in every later format, so that each
+// version can name the format of the file.
 #ifndef JPP_PLANFILE_FORMAT_H_
 #define JPP_PLANFILE_FORMAT_H_
 
@@ -48,8 +48,8 @@ static inline void jpp__planfile_put(unsigned char* at, uint32_t bytes, uint64_t
 // The hash of a file of at least JPP_PLANFILE_HEAD_SIZE bytes; its hash field is skipped.
 uint64_t jpp__planfile_hash(const unsigned char* bytes, size_t size);
 
-// Of the argument or, behind the arguments, the result with this number, as layouts are
-// numbered.
+// The type of the argument or result with this number; as in layouts, results are
+// numbered after the arguments.
 static inline const jpp_type_t* jpp__planfile_type(const jpp_graph_t* graph,
                                                    uint32_t number) {
   uint32_t value = number < graph->num_args
@@ -59,7 +59,7 @@ static inline const jpp_type_t* jpp__planfile_type(const jpp_graph_t* graph,
 }
 
 // Checks that the parts of the contents agree, before they are saved and after they are
-// loaded; JPP_INVALID_ARGUMENT says which do not.
+// loaded; JPP_INVALID_ARGUMENT names the ones that do not.
 jpp_status_t* jpp__planfile_check(const jpp_planfile_contents_t* contents) JPP_MUST_USE;
 
 #endif  // JPP_PLANFILE_FORMAT_H_

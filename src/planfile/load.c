@@ -1,4 +1,4 @@
-// Reads a plan file. The file's size bounds every allocation, and nothing in it is
+// Reads a plan file. The file's size bounds every allocation, and nothing in the file is
 // trusted: the graph goes through the parser, the schedules through their proof, and the
 // result through the planner and the checker.
 #include <errno.h>
@@ -17,7 +17,7 @@
 #include "planfile/format.h"
 
 typedef struct storage {
-  jpp_planfile_t file;  // first: what the caller holds
+  jpp_planfile_t file;  // first member: the caller's struct
   unsigned char* bytes;
   size_t size;
   jpp_arena_t arena;
@@ -46,7 +46,7 @@ static jpp_status_t* check_magic(const char* path, const unsigned char* bytes,
   if (!size || memcmp(bytes, JPP_PLANFILE_MAGIC, length) != 0) {
     return jpp_status_make(JPP_PARSE_ERROR,
                            "plan file %s: expected a file that begins with \"jaxpp plan "
-                           "file\", as save() writes it, found another%s",
+                           "file\", as save() writes it, found other contents%s",
                            path, size ? "" : ", an empty one");
   }
   if (size >= JPP_PLANFILE_HEAD_SIZE) return NULL;
@@ -54,7 +54,7 @@ static jpp_status_t* check_magic(const char* path, const unsigned char* bytes,
                  size);
 }
 
-// The maker's name may be of any version, and damaged.
+// The maker's name may be from any version, and may be damaged.
 static void copy_maker(const unsigned char* bytes, char text[JPP_PLANFILE_MAKER_SIZE]) {
   size_t i = 0;
   for (; i + 1 < JPP_PLANFILE_MAKER_SIZE; ++i) {
@@ -65,7 +65,7 @@ static void copy_maker(const unsigned char* bytes, char text[JPP_PLANFILE_MAKER_
   text[i] = 0;
 }
 
-// `bytes` are the first of a file of `size` bytes, at least a head.
+// `bytes` begin a file of `size` bytes, and contain at least the head.
 static jpp_status_t* check_head(const char* path, const unsigned char* bytes,
                                 uint64_t size) {
   char maker[JPP_PLANFILE_MAKER_SIZE];
@@ -99,10 +99,10 @@ typedef struct reader {
   storage_t* storage;
   const char* path;
   const json_t* header;
-  size_t at;  // of the next blob
+  size_t at;  // offset of the next blob
 } reader_t;
 
-// The checksum is right, so another program wrote the file.
+// The checksum is correct, so another program wrote the file.
 static jpp_status_t* malformed(const reader_t* r, const char* what,
                                const char* expected) {
   return jpp_status_make(JPP_PARSE_ERROR, "plan file %s: %s: expected %s", r->path, what,
@@ -144,7 +144,7 @@ static jpp_status_t* get_array(const reader_t* r, const json_t* object, const ch
   return NULL;
 }
 
-// Numbers below JPP_NONE, which is written as null.
+// Reads numbers below JPP_NONE, which is written as null.
 static jpp_status_t* get_ids(const reader_t* r, const json_t* object, const char* key,
                              uint32_t* out_count, uint32_t** out_ids) {
   const json_t* list = NULL;
@@ -296,7 +296,7 @@ typedef struct measured {
   uint32_t count;
 } measured_t;
 
-// jpp_plan_options_t.measure, on the thread that loads.
+// Implements jpp_plan_options_t.measure, on the loading thread.
 static jpp_status_t* give_bytes(void* context, const jpp_staged_t* staged,
                                 uint64_t* out_bytes) {
   const measured_t* m = context;
@@ -372,7 +372,8 @@ static jpp_status_t* read_plan(reader_t* r) {
   return check_plan(r);
 }
 
-// --- What is beside the plan ----------------------------------------------------------
+// --- Contents besides the plan
+// ----------------------------------------------------------
 
 static jpp_status_t* read_axes(reader_t* r) {
   jpp_planfile_contents_t* contents = &r->storage->file.contents;
@@ -394,7 +395,7 @@ static jpp_status_t* read_axes(reader_t* r) {
   return NULL;
 }
 
-// Checked before the plan is made: exactly as many ranks as the file has devices for.
+// Checked before planning: the file must have devices for exactly this number of ranks.
 static jpp_status_t* read_devices(reader_t* r) {
   jpp_planfile_contents_t* contents = &r->storage->file.contents;
   uint32_t ranks = 0, count = 0, *ids = NULL;
@@ -497,7 +498,7 @@ void jpp_planfile_destroy(jpp_planfile_t* file) {
   jpp_free(storage);
 }
 
-// With room for `size` bytes.
+// Allocates storage with room for `size` bytes.
 static jpp_status_t* create_storage(const char* path, size_t size,
                                     storage_t** out_storage) {
   storage_t* storage = NULL;
@@ -540,7 +541,7 @@ static jpp_status_t* not_readable(const char* path, const char* why) {
                          why);
 }
 
-// Reads the head first, so that a large file of another kind is not read whole.
+// Reads the head first, so that a large file of another kind is not read completely.
 static jpp_status_t* read_file(FILE* stream, const char* path, storage_t** out_storage) {
   unsigned char head[JPP_PLANFILE_HEAD_SIZE];
   struct stat info;
@@ -562,7 +563,7 @@ static jpp_status_t* read_file(FILE* stream, const char* path, storage_t** out_s
 jpp_status_t* jpp_planfile_load(const char* path, jpp_planfile_t** out_file) {
   JPP_RETURN_IF_NULL(path, out_file);
   *out_file = NULL;
-  // Opening a pipe would wait for its writer.
+  // Without O_NONBLOCK, opening a pipe would wait for its writer.
   int descriptor = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
   FILE* stream = descriptor < 0 ? NULL : fdopen(descriptor, "rb");
   if (!stream) {

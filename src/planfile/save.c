@@ -15,12 +15,12 @@
 #include "jaxpp/version.h"
 #include "planfile/format.h"
 
-// --- What is made of the contents -----------------------------------------------------
+// --- The contents, serialized -----------------------------------------------------
 
 typedef struct draft {
   const jpp_planfile_contents_t* contents;
   jpp_plan_hashes_t hashes;
-  char* graph;        // its text
+  char* graph;        // the graph's text
   jpp_str_t numbers;  // value_bytes, schedules, layouts
   jpp_str_t header;
 } draft_t;
@@ -124,7 +124,7 @@ static json_t* axes_to_json(const jpp_planfile_contents_t* contents) {
                    jpp__json_ids(contents->axis_sizes, contents->num_axes));
 }
 
-// NULL where memory ran out.
+// NULL if memory ran out.
 static json_t* header_to_json(const draft_t* draft) {
   const jpp_planfile_contents_t* contents = draft->contents;
   const jpp_planned_t* planned = contents->planned;
@@ -175,7 +175,8 @@ static jpp_status_t* make_draft(const jpp_planfile_contents_t* contents, draft_t
 
 // --- The file -------------------------------------------------------------------------
 
-// Hashes what it writes. After a failure, which errno names, the rest is left out.
+// Hashes everything that it writes. After a failure, which errno names, it writes nothing
+// more.
 typedef struct writer {
   FILE* file;
   uint64_t hash;
@@ -209,7 +210,7 @@ static uint64_t file_size(const draft_t* draft) {
          sum_sizes(contents->constants, contents->num_constants) + contents->front.size;
 }
 
-// Writes everything but the hash, for which it leaves room.
+// Writes everything except the hash, for which it leaves room.
 static void write_head(writer_t* writer, const draft_t* draft) {
   unsigned char head[JPP_PLANFILE_HEAD_SIZE] = {0};
   memcpy(head, JPP_PLANFILE_MAGIC, JPP_PLANFILE_MAGIC_SIZE);
@@ -245,7 +246,7 @@ static bool write_draft(FILE* file, const draft_t* draft) {
   return !writer.failed && fflush(file) == 0 && fsync(fileno(file)) == 0;
 }
 
-// Creates a file beside `path`; the caller frees its name. NULL with errno.
+// Creates a file beside `path`; the caller frees its name. Returns NULL with errno set.
 static FILE* open_scratch(const char* path, char** out_name) {
   static atomic_uint count;
   for (int tries = 0; tries < 100; ++tries) {

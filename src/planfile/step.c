@@ -1,4 +1,4 @@
-// Makes a step that runs from a plan file: devices, executables, constants, a runtime.
+// Makes a runnable step from a plan file: devices, executables, constants, a runtime.
 #include <pthread.h>
 #include <stdatomic.h>
 #include <string.h>
@@ -22,8 +22,8 @@ static uint32_t find_device(const jpp_client_info_t* info, int32_t id) {
   return JPP_NONE;
 }
 
-// Numbers the devices in the order in which the ranks name them; those that ranks share
-// are named again. Returns how many there are.
+// Numbers the devices in the order in which the ranks name them; a device that several
+// ranks share gets one number. Returns the number of devices.
 static uint32_t number_devices(const jpp_planfile_t* file, uint32_t* out_numbers) {
   const int32_t* ids = file->contents.device_ids;
   uint32_t distinct = 0;
@@ -35,7 +35,8 @@ static uint32_t number_devices(const jpp_planfile_t* file, uint32_t* out_numbers
   return distinct;
 }
 
-// Finds devices by the ids of the file if all exist; otherwise takes the first ones.
+// Finds devices by the ids in the file if all of them exist; otherwise takes the first
+// ones.
 jpp_status_t* jpp_planfile_devices(const jpp_planfile_t* file, const jpp_client_t* client,
                                    uint32_t count, uint32_t* out_devices) {
   JPP_RETURN_IF_NULL(file, client, out_devices);
@@ -62,9 +63,10 @@ jpp_status_t* jpp_planfile_devices(const jpp_planfile_t* file, const jpp_client_
 
 // --- Compiling ------------------------------------------------------------------------
 
-// A module on the devices of a rank; with one device a rank, a module for all ranks.
+// A module to compile for the devices of a rank or, if each rank has one device, for all
+// ranks.
 typedef struct job {
-  uint32_t module, task;  // the first task that it is for
+  uint32_t module, task;  // the first task that runs it
   jpp_executable_t* executable;
   jpp_status_t* status;
 } job_t;
@@ -119,9 +121,9 @@ static jpp_status_t* make_jobs(jpp_planfile_step_t* step) {
   return NULL;
 }
 
-// Takes over the status. A plugin names the missing function but not who could register
-// it.
-static jpp_status_t* say_who_has_it(jpp_status_t* status) {
+// Takes over the status. A plugin names the missing function, but does not know who could
+// register it.
+static jpp_status_t* add_registration_hint(jpp_status_t* status) {
   if (!status || !strstr(jpp_status_message(status), "No FFI handler registered")) {
     return status;
   }
@@ -150,8 +152,8 @@ static jpp_status_t* compile_job(const jpp_planfile_step_t* step, job_t* job) {
       .devices = step->devices + (size_t)task->rank * per_rank,
       .device_count = is_portable(step) ? 0 : per_rank};
   jpp_status_t* status = jpp_client_compile(step->client, &request, &job->executable);
-  return jpp_status_annotate(say_who_has_it(status), "rank %u, task %s", task->rank,
-                             task->name);
+  return jpp_status_annotate(add_registration_hint(status), "rank %u, task %s",
+                             task->rank, task->name);
 }
 
 // A thread that compiles. After a failure, no thread begins another module.
@@ -167,7 +169,7 @@ static void* compile_jobs(void* user) {
   return NULL;
 }
 
-// The caller's thread is one of those that compile.
+// The caller's thread compiles too.
 static void compile_in_parallel(jpp_planfile_step_t* step) {
   enum { kMostThreads = 63 };
   pthread_t threads[kMostThreads];
@@ -183,7 +185,7 @@ static void compile_in_parallel(jpp_planfile_step_t* step) {
   for (int i = 0; i < started; ++i) pthread_join(threads[i], NULL);
 }
 
-// Returns the first failure and drops the others.
+// Returns the first failure and frees the others.
 static jpp_status_t* take_failure(jpp_planfile_step_t* step) {
   jpp_status_t* first = NULL;
   for (uint32_t i = 0; i < step->num_jobs; ++i) {
@@ -242,7 +244,7 @@ static jpp_status_t* read_data(void* data, uint32_t block, jpp_host_block_t* out
   return NULL;
 }
 
-// The block of the whole array, and those of a rank's devices if they differ.
+// Lists the block of the whole array, and the blocks of a rank's devices if they differ.
 static jpp_status_t* list_blocks(const jpp_planfile_contents_t* contents, uint32_t arg,
                                  const jpp_type_t* type, int64_t** out_blocks) {
   const jpp_planfile_layout_t* layout =
@@ -295,7 +297,7 @@ jpp_status_t* jpp_planfile_step_upload(const jpp_planfile_step_t* step, uint32_t
 
 // --- Results --------------------------------------------------------------------------
 
-// Copies a dense box to its place in a dense array, a row of the last dimension at a
+// Copies a dense box to its place in a dense array, one row of the last dimension at a
 // time.
 static void copy_box(const jpp_type_t* type, const int64_t* dims, const int64_t* start,
                      const char* from, char* to) {

@@ -1,16 +1,16 @@
-// Cores: the processors of a host, which share their time equally among what runs.
+// Cores: the processors of a host, which the jobs on it share equally.
 //
-// `work` is the time that has passed for everything that runs: it advances as the clock
-// does while there are cores enough, and proportionally slower while more are wanted. A
-// job that takes a time t on cores of its own ends when `work` has advanced by t.
+// `work` is the time that has passed for everything that runs: it advances with the clock
+// while there are enough cores, and proportionally slower while more are needed. A job
+// that takes time t on cores of its own ends when `work` has advanced by t.
 #ifndef JPP_PREDICT_CORES_H_
 #define JPP_PREDICT_CORES_H_
 
 #include <stdint.h>
 
 typedef struct jpp_cores {
-  uint32_t count;  // 0: as many as are wanted
-  double load;     // cores wanted now
+  uint32_t count;  // 0: unlimited
+  double load;     // cores needed now
   double now;      // the clock
   double work;
 } jpp_cores_t;

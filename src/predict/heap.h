@@ -1,4 +1,4 @@
-// Heap: the smallest of a number of times, each with an id; equal times by id.
+// Heap: the smallest of several times, each with an id; equal times are ordered by id.
 #ifndef JPP_PREDICT_HEAP_H_
 #define JPP_PREDICT_HEAP_H_
 
@@ -11,7 +11,7 @@ typedef struct jpp_heap_entry {
 } jpp_heap_entry_t;
 
 typedef struct jpp_heap {
-  jpp_heap_entry_t* entries;  // [capacity], the caller's
+  jpp_heap_entry_t* entries;  // [capacity] owned by the caller
   size_t count;
 } jpp_heap_t;
 
@@ -19,7 +19,7 @@ static inline bool jpp__heap_before(jpp_heap_entry_t a, jpp_heap_entry_t b) {
   return a.time < b.time || (a.time == b.time && a.id < b.id);
 }
 
-// The caller has provided room for it.
+// The caller has made room for it.
 static inline void jpp__heap_push(jpp_heap_t* heap, double time, uint64_t id) {
   jpp_heap_entry_t entry = {time, id};
   size_t at = heap->count++;
@@ -29,7 +29,7 @@ static inline void jpp__heap_push(jpp_heap_t* heap, double time, uint64_t id) {
   heap->entries[at] = entry;
 }
 
-// Of a heap that is not empty.
+// The heap must not be empty.
 static inline jpp_heap_entry_t jpp__heap_pop(jpp_heap_t* heap) {
   jpp_heap_entry_t first = heap->entries[0], last = heap->entries[--heap->count];
   size_t at = 0;

@@ -1,5 +1,5 @@
-// The latency of messages from measured runs: how long after the end of the run that made
-// a message the run that waited for it started.
+// The latency of messages from measured runs: the time from the end of the run that made
+// a message to the start of the run that waited for it.
 #include <math.h>
 #include <stdlib.h>
 
@@ -18,7 +18,8 @@ static int compare_keys(const void* left, const void* right) {
   return (a->microbatch > b->microbatch) - (a->microbatch < b->microbatch);
 }
 
-// For each run of the wiring the measured one; NULL for a run that was not measured.
+// Finds the measured run for each run of the wiring; NULL for a run that was not
+// measured.
 static jpp_status_t* match_runs(const jpp_wiring_t* wiring, const jpp_task_run_t* runs,
                                 uint64_t num_runs, jpp_arena_t* scratch,
                                 const jpp_task_run_t*** out_found) {
@@ -37,8 +38,8 @@ static jpp_status_t* match_runs(const jpp_wiring_t* wiring, const jpp_task_run_t
   return NULL;
 }
 
-// From the end of the last run that the instruction's run waits for to its start; NAN
-// unless a message of another process came last.
+// The time from the end of the last run for which the instruction's run waits to the
+// start of that run; NAN unless a message from another process arrived last.
 static double measure_wait(const jpp_wiring_t* wiring, const jpp_machine_t* machine,
                            const jpp_task_run_t* const* found,
                            const jpp_wired_instr_t* instr, double rank_end) {
@@ -48,7 +49,7 @@ static double measure_wait(const jpp_wiring_t* wiring, const jpp_machine_t* mach
   for (uint32_t i = 0; run && i < instr->num_needs; ++i) {
     const jpp_wired_message_t* message =
         &wiring->messages[wiring->needs[instr->first_need + i]];
-    if (message->source >= wiring->num_runs) return NAN;  // handed on
+    if (message->source >= wiring->num_runs) return NAN;  // passed on
     const jpp_task_run_t* source = found[message->source];
     if (!source) return NAN;
     if (source->end <= last) continue;

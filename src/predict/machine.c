@@ -1,4 +1,4 @@
-// Checks the description of a machine and fills in what the caller left out.
+// Checks the description of a machine and fills in missing fields.
 #include "predict/machine.h"
 
 #include "base/struct_size.h"
@@ -64,7 +64,7 @@ static jpp_status_t* check_host_link(const jpp_link_speed_t* speed) {
                          JPP_LONGEST_TIME, speed->latency, speed->bandwidth);
 }
 
-// One thread issues the runs of a device.
+// Only one thread can issue the runs of a device.
 static jpp_status_t* check_devices(const jpp_machine_t* machine, uint32_t ranks,
                                    jpp_arena_t* arena) {
   uint32_t* first = NULL;
@@ -101,9 +101,9 @@ static jpp_status_t* check_hosts(const jpp_machine_t* machine, uint32_t ranks,
   return NULL;
 }
 
-// Fitted on two cores of an AMD EPYC: of 1, 1.25, 1.5, 1.75 and 2, about this predicted
-// three steps of matrix products (d=128) best from trials of two microbatches. Attention
-// fitted 1 better.
+// Fitted on two cores of an AMD EPYC: of the values 1, 1.25, 1.5, 1.75 and 2, this one
+// predicted three steps of matrix products (d=128) best from trials of two microbatches.
+// For attention, 1 fitted better.
 static const double kThreadsOfDevice = 1.5;
 
 static double default_threads(const jpp_machine_t* machine) {

@@ -1,4 +1,4 @@
-// A machine with every list checked and filled in.
+// A machine description with every list checked and filled in.
 #ifndef JPP_PREDICT_MACHINE_H_
 #define JPP_PREDICT_MACHINE_H_
 
@@ -11,7 +11,8 @@ jpp_status_t* jpp__machine_complete(const jpp_machine_t* machine, uint32_t ranks
                                     jpp_arena_t* arena,
                                     jpp_machine_t* out_machine) JPP_MUST_USE;
 
-// Whether a prediction accepts the time: finite, and not so long that sums are not.
+// Whether a prediction accepts the time: it is finite, and small enough that sums are,
+// too.
 static inline bool jpp__machine_takes(double time) {
   return time >= 0 && time <= JPP_LONGEST_TIME;
 }

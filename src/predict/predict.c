@@ -12,7 +12,7 @@
 #include "predict/machine.h"
 #include "predict/wiring.h"
 
-// Where a rank's issue is.
+// The progress of a rank's issuing.
 typedef struct actor {
   uint32_t at;    // the next instruction
   uint32_t next;  // the next rank of its process; JPP_NONE: the last
@@ -20,24 +20,24 @@ typedef struct actor {
 
 typedef struct process {
   uint32_t first;      // its lowest rank; JPP_NONE: it has none
-  uint32_t turn;       // the rank that it visits
-  uint32_t step;       // that it issues or will begin next
-  uint32_t remaining;  // instructions of that step that are not issued
-  bool begun;          // that step
+  uint32_t turn;       // the rank that it is visiting
+  uint32_t step;       // the step that it is issuing or will begin next
+  uint32_t remaining;  // instructions of that step that have not been issued
+  bool begun;          // whether it has begun that step
   bool has_run;        // the visit has issued a run
-  bool advanced;       // the round has issued an instruction
+  bool advanced;       // the current round has issued an instruction
   bool calling;        // its thread is in a call
-  bool woken;          // it is in `wake`
+  bool woken;          // it is in `wake` already
 } process_t;
 
 // Runs that were issued, in order.
 typedef struct device {
   uint64_t first, last;  // runs; kNoRun: none
-  bool busy;             // the first one runs
+  bool busy;             // the first one is running
 } device_t;
 
 typedef struct run_state {
-  uint64_t next;     // in its device's queue
+  uint64_t next;     // the next run in its device's queue
   uint32_t missing;  // messages that have not arrived
   bool done;
 } run_state_t;
@@ -45,12 +45,12 @@ typedef struct run_state {
 typedef struct message_state {
   bool sent;  // its send was issued
   bool arrived;
-  uint64_t reader;  // the run that was issued and waits for it; kNoRun
+  uint64_t reader;  // the issued run that waits for it; kNoRun
 } message_state_t;
 
 typedef struct host {
   jpp_cores_t cores;
-  jpp_heap_t jobs;  // by the `work` at which they end: devices, then processes
+  jpp_heap_t jobs;  // by the `work` at which they end: devices first, then processes
 } host_t;
 
 static const uint64_t kNoRun = UINT64_MAX;
@@ -71,9 +71,9 @@ typedef struct predictor {
   run_state_t* run_states;  // [steps * runs]
   message_state_t* states;  // [steps * messages]
   jpp_task_run_t* runs;     // [steps * runs]
-  uint32_t* runs_left;      // [ranks * steps] of each process
-  jpp_heap_t arrivals;      // messages
-  jpp_heap_t wake;          // processes to look at, the lowest first
+  uint32_t* runs_left;      // [ranks * steps] by process
+  jpp_heap_t arrivals;      // arrival times of messages
+  jpp_heap_t wake;          // processes that may continue, the lowest first
 } predictor_t;
 
 // --- Jobs on the cores of a host ------------------------------------------------------
@@ -88,7 +88,7 @@ static void start_job(predictor_t* p, uint32_t host, double load, double time,
 
 static uint64_t end_job(predictor_t* p, host_t* on) {
   jpp_heap_entry_t job = jpp__heap_pop(&on->jobs);
-  // Exactly, so that jobs which end together do.
+  // Exact, so that jobs that end together do so.
   on->cores.work = job.time;
   on->cores.now = p->now;
   on->cores.load -= job.id < p->ranks ? p->machine.threads : 1;
@@ -113,7 +113,7 @@ static void start_run(predictor_t* p, uint32_t device) {
             p->task_times[run->task], device);
 }
 
-// The message's value exists, and its send was issued.
+// Called when the message's value exists and its send was issued.
 static void depart(predictor_t* p, uint64_t message) {
   const jpp_wired_message_t* wired =
       &p->wiring.messages[message % p->wiring.num_messages];
@@ -125,7 +125,8 @@ static void depart(predictor_t* p, uint64_t message) {
   jpp__heap_push(&p->arrivals, *link_free + speed->latency, message);
 }
 
-// What `source` of the step made exists: its messages leave if they were sent.
+// The results of `source` in this step exist: its messages leave if their sends were
+// issued.
 static void release_messages(predictor_t* p, uint32_t step, uint32_t source) {
   uint64_t first = (uint64_t)step * p->wiring.num_messages;
   for (uint32_t m = p->wiring.first_made[source]; m != JPP_NONE;
@@ -179,7 +180,8 @@ static void issue_run(predictor_t* p, uint32_t step, uint32_t rank,
   for (uint32_t i = 0; i < instr->num_needs; ++i) {
     uint32_t message = p->wiring.needs[instr->first_need + i];
     message_state_t* need = &p->states[(uint64_t)step * p->wiring.num_messages + message];
-    // An earlier run of the rank may wait for it, behind which this one is queued.
+    // An earlier run of the rank may wait for it already, and this run is queued after
+    // that one.
     if (need->arrived || need->reader != kNoRun) continue;
     need->reader = number;
     ++run->missing;
@@ -212,7 +214,7 @@ static bool is_blocked(const predictor_t* p, uint32_t step,
   return crosses(p, &p->plan->channels[channel]) ? !state->arrived : !state->sent;
 }
 
-// Issues the instruction at which the process is.
+// Issues the next instruction of the process.
 static void issue_instr(predictor_t* p, process_t* process) {
   actor_t* actor = &p->actors[process->turn];
   const jpp_wired_instr_t* instr = &p->wiring.instrs[process->turn][actor->at++];
@@ -232,7 +234,7 @@ static void issue_instr(predictor_t* p, process_t* process) {
   }
 }
 
-// Whether the process may begin the next step, which it does.
+// Begins the next step of the process if it may; returns whether it did.
 static bool begin_step(predictor_t* p, process_t* process) {
   uint32_t step = process->step;
   if (step == p->steps) return false;
@@ -248,7 +250,7 @@ static bool begin_step(predictor_t* p, process_t* process) {
   return true;
 }
 
-// False where all ranks of the process are blocked.
+// Returns false if all ranks of the process are blocked.
 static bool take_next_turn(predictor_t* p, process_t* process) {
   process->has_run = false;
   process->turn = p->actors[process->turn].next;
@@ -301,8 +303,8 @@ static double end_of_first_job(const host_t* host) {
   return host->cores.now + fmax(left, 0) / jpp__cores_speed(&host->cores);
 }
 
-// When the next event happens; INFINITY where nothing is under way. *out_host is the host
-// whose first job ends then; NULL: a message arrives.
+// When the next event happens; INFINITY if there is none. *out_host is the host whose
+// first job ends then; NULL: a message arrives.
 static double find_event(const predictor_t* p, host_t** out_host) {
   double at = p->arrivals.count ? p->arrivals.entries[0].time : INFINITY;
   *out_host = NULL;
@@ -316,7 +318,7 @@ static double find_event(const predictor_t* p, host_t** out_host) {
   return at;
 }
 
-// The clocks of two hosts round differently: events this close happen at one moment.
+// The clocks of two hosts round differently: events this close count as simultaneous.
 static bool is_now(const predictor_t* p, double at) { return at <= p->now * (1 + 1e-12); }
 
 static void take_event(predictor_t* p, host_t* host) {
@@ -340,7 +342,7 @@ static jpp_status_t* execute_programs(predictor_t* p) {
     host_t* host = NULL;
     double at = find_event(p, &host);
     if (p->wake.count && !is_now(p, at)) {
-      // A thread continues when all events of the moment have happened.
+      // A thread continues when all simultaneous events have happened.
       uint32_t process = (uint32_t)jpp__heap_pop(&p->wake).id;
       p->processes[process].woken = false;
       advance_process(p, process);
@@ -387,7 +389,7 @@ static jpp_status_t* allocate_runs(predictor_t* p, jpp_arena_t* arena,
 }
 
 static jpp_status_t* allocate_hosts(predictor_t* p, jpp_arena_t* scratch) {
-  uint32_t* jobs = NULL;  // at most, of each host
+  uint32_t* jobs = NULL;  // largest number of each host
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(scratch, p->ranks, &p->hosts));
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(scratch, p->ranks, &jobs));
   for (uint32_t r = 0; r < p->ranks; ++r) jobs[p->machine.rank_host[r]] += 2;

@@ -1,6 +1,6 @@
 // Task times from measured runs. One sweep over the starts and ends of all runs follows
-// the `work` of each host (cores.h), and a run took what that advanced from its start to
-// its end.
+// the `work` of each host (cores.h); a run's time is the amount by which that advanced
+// between its start and its end.
 #include <stdlib.h>
 
 #include "base/null.h"
@@ -30,7 +30,7 @@ static jpp_status_t* check_runs(const jpp_task_run_t* runs, uint64_t num_runs,
     }
     return jpp_status_make(JPP_INVALID_ARGUMENT,
                            "run %llu: expected a rank below %u, a task below %u and an "
-                           "end behind its start, found %u, %u and %g after %g",
+                           "end after its start, found %u, %u and %g after %g",
                            (unsigned long long)i, ranks, num_tasks, run->rank, run->task,
                            run->end, run->start);
   }

@@ -36,11 +36,11 @@ typedef struct jpp_wiring {
   uint32_t num_messages;  // and moves, which have the last numbers
   size_t num_links;
   jpp_wired_instr_t** instrs;     // [ranks][num_instrs of the rank's program]
-  uint32_t* needs;                // messages
+  uint32_t* needs;                // numbers of messages
   jpp_wired_run_t* runs;          // [num_runs]
   jpp_wired_message_t* messages;  // [num_messages]
-  // [num_runs + num_messages] the first message that each makes, runs first; JPP_NONE.
-  // A source is a number in this list.
+  // [num_runs + num_messages] the first message that each source makes, runs first;
+  // JPP_NONE. A source is a number in this list.
   uint32_t* first_made;
 } jpp_wiring_t;
 

@@ -1,5 +1,5 @@
-// A profiler as JAX drives it: created, started, stopped, asked for its data, destroyed.
-// Once started, it observes all steps.
+// A profiler in the form that JAX drives: created, started, stopped, asked for its data,
+// destroyed. Once started, it observes all steps.
 #include "profile/plugin.h"
 
 #include <string.h>
@@ -8,7 +8,7 @@
 
 struct jpp_profiler {
   jpp_profile_session_t session;
-  char* bytes;  // owned; what is handed out, once that was asked for
+  char* bytes;  // owned; the data, once JAX has asked for it
   size_t size;
   bool started;
 };
@@ -24,7 +24,7 @@ static void get_message(jpp_profiler_message_t* args) {
   args->message_size = strlen(args->message);
 }
 
-// The only possible failure here is of memory.
+// The only possible failure here is running out of memory.
 static jpp_status_t* get_code(jpp_profiler_code_t* args) {
   args->code = kAbslResourceExhausted;
   return NULL;
@@ -63,8 +63,8 @@ static jpp_status_t* start_profiler(jpp_profiler_call_t* args) {
   return NULL;
 }
 
-// Called once for the size, and once more for the bytes if JAX wants them in memory of
-// its own.
+// JAX calls it once for the size, and once more for the bytes if it wants them in its own
+// memory.
 static jpp_status_t* collect_data(jpp_profiler_collect_t* args) {
   jpp_profiler_t* profiler = args->profiler;
   if (!profiler->bytes) {

@@ -1,4 +1,4 @@
-// The profiler of a PJRT plugin, as JAX calls it. The types are those of XLA's
+// The profiler of a PJRT plugin, in the form that JAX calls. The types are those of XLA's
 // profiler_c_api.h and pjrt_c_api_profiler_extension.h, which no package contains. Only
 // the used parts are declared here, and an error is a jpp_status_t.
 #ifndef JPP_PROFILE_PLUGIN_H_
@@ -26,7 +26,7 @@ typedef struct jpp_profiler_create {
 typedef struct jpp_profiler_collect {
   size_t struct_size;
   jpp_profiler_t* profiler;
-  uint8_t* buffer;  // where to; NULL: out, the profiler's
+  uint8_t* buffer;  // where to copy the data; NULL: out, the profiler's memory
   size_t size;      // out: bytes
 } jpp_profiler_collect_t;
 

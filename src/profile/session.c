@@ -1,5 +1,5 @@
-// Turns traced steps into events of a profile. A step's trace has only its runs: a wait
-// is the time between two of them, and a send is shown at the end of the run before it.
+// Turns traced steps into events of a profile. A step's trace contains only its runs: a
+// wait is the time between two runs, and a send is shown at the end of the run before it.
 #include "profile/session.h"
 
 #include <stdio.h>
@@ -35,13 +35,13 @@ static jpp_status_t* number_name(jpp_profile_session_t* session, const char* nam
   return jpp__map_put(&session->numbers, kept, length, *out_number);
 }
 
-// A walk along one rank's program beside its runs.
+// A walk along one rank's program and its runs.
 typedef struct walk {
   jpp_profile_session_t* session;
   const jpp_trace_t* trace;
   uint32_t rank;
-  const jpp_trace_run_t* run;  // the next one
-  int64_t now;                 // when the one before ended, from the step's start
+  const jpp_trace_run_t* run;  // the next run
+  int64_t now;                 // when the previous run ended, from the step's start
 } walk_t;
 
 static jpp_status_t* add_event(const walk_t* walk, jpp_profile_line_t line,

@@ -22,7 +22,7 @@ typedef struct jpp_profile_event {
   uint32_t rank;
   uint32_t line;        // jpp_profile_line_t
   uint32_t name;        // index into the session's names
-  uint32_t microbatch;  // JPP_NONE: none
+  uint32_t microbatch;  // JPP_NONE: outside the loops
   uint64_t step;
   int64_t start;     // nanoseconds since 1970
   int64_t duration;  // nanoseconds
@@ -31,13 +31,15 @@ typedef struct jpp_profile_event {
 typedef struct jpp_profile_session {
   JPP_VEC(jpp_profile_event_t) events;
   JPP_VEC(const char*) names;
-  jpp_map_t numbers;    // of the names
-  jpp_arena_t arena;    // the names
-  int64_t since_1970;   // minus what CLOCK_MONOTONIC says, nanoseconds
-  uint64_t steps_lost;  // without memory, or beyond kJppProfileMaxEvents
+  jpp_map_t numbers;  // of the names
+  jpp_arena_t arena;  // for the names
+  // CLOCK_REALTIME minus CLOCK_MONOTONIC, nanoseconds.
+  int64_t since_1970;
+  // Steps dropped because memory ran out, or beyond kJppProfileMaxEvents.
+  uint64_t steps_lost;
 } jpp_profile_session_t;
 
-// What a person can look at, and viewers open.
+// About the largest number that viewers can open.
 enum { kJppProfileMaxEvents = 1 << 21 };
 
 void jpp__profile_init(jpp_profile_session_t* session);
@@ -45,8 +47,9 @@ void jpp__profile_deinit(jpp_profile_session_t* session);
 // Adds a step that is done.
 void jpp__profile_add_step(jpp_profile_session_t* session, const jpp_trace_t* trace);
 
-// A serialized XSpace, as JAX reads profiles (tsl/profiler/protobuf/xplane.proto): one
-// plane with a line for each rank. Free the bytes with jpp_text_free().
+// Writes a serialized XSpace, the format in which JAX reads profiles
+// (tsl/profiler/protobuf/xplane.proto): one plane with a line for each rank. Free the
+// bytes with jpp_text_free().
 jpp_status_t* jpp__profile_serialize(const jpp_profile_session_t* session,
                                      char** out_bytes, size_t* out_size) JPP_MUST_USE;
 

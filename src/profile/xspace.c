@@ -25,7 +25,7 @@ enum {
   kEventStats = 4,
   kStatMetadataId = 1,
   kStatUint64 = 3,
-  kMetadataId = 1,  // of an event's name as of a stat's
+  kMetadataId = 1,  // in the metadata of an event and of a stat
   kMetadataName = 2,
   kEntryKey = 1,  // of a map
   kEntryValue = 2,
@@ -59,7 +59,7 @@ static void append_text(jpp_str_t* out, uint32_t field, const char* text) {
   append_bytes(out, field, text, strlen(text));
 }
 
-// Moves a message into the one around it; *message is empty then.
+// Appends a message to the enclosing one, and empties it.
 static void append_message(jpp_str_t* out, uint32_t field, jpp_str_t* message) {
   append_bytes(out, field, message->data ? message->data : "", message->length);
   if (message->error && !out->error) {
@@ -69,7 +69,7 @@ static void append_message(jpp_str_t* out, uint32_t field, jpp_str_t* message) {
   jpp_str_deinit(message);
 }
 
-// An entry of a map from numbers to names; the value repeats the number.
+// Appends an entry of a map from numbers to names; the value repeats the number.
 static void append_metadata(jpp_str_t* plane, uint32_t field, uint64_t id,
                             const char* name) {
   jpp_str_t metadata = {0}, entry = {0};
@@ -99,7 +99,7 @@ static void append_event(jpp_str_t* line, const jpp_profile_event_t* event,
   append_message(line, kLineEvents, &text);
 }
 
-// Without events there is no line.
+// A line without events is omitted.
 static void append_line(const jpp_profile_session_t* session, uint32_t rank,
                         jpp_profile_line_t which, int64_t start, jpp_str_t* plane) {
   static const char* const kNames[] = {"", ": waits", ": sends"};
@@ -137,7 +137,7 @@ static void append_lines(const jpp_profile_session_t* session, jpp_str_t* plane)
   }
 }
 
-// Viewers show planes of this prefix as they are.
+// Viewers show planes with this prefix unchanged.
 static const char kPlane[] = "/device:CUSTOM:pipeline (jaxpp)";
 
 jpp_status_t* jpp__profile_serialize(const jpp_profile_session_t* session,
@@ -158,8 +158,8 @@ jpp_status_t* jpp__profile_serialize(const jpp_profile_session_t* session,
   if (session->steps_lost) {
     jpp_str_t warning = {0};
     jpp_str_appendf(&warning,
-                    "%llu steps of pipelines are not in the profile: it has %zu "
-                    "events of them, the most there may be, or memory was short",
+                    "%llu pipeline steps are missing from the profile: it has reached "
+                    "its limit of events (%zu recorded), or host memory ran out",
                     (unsigned long long)session->steps_lost, session->events.count);
     append_message(&space, kSpaceWarnings, &warning);
   }

@@ -1,15 +1,13 @@
-// The program builder's working state, handed from pass to pass:
+// The program builder's working state, passed from pass to pass:
 //
-//   order.c     all task runs of the step in one order that can run
-//   sites.c     for each value, the ranks that make it and those that take it, and its
-//               instances there
-//   emit.c      each rank's runs, sends and receives, without operands
-//   draft.c     one rank's operands: virtual registers, one for each definition
-//   donate.c    which inputs give their memory to an output
-//   finish.c    deletions, real registers, peak bytes
+//   order.c     all task runs of the step, in one order in which they can run
+//   sites.c     for each value, the ranks that make it or take it, and its instances
+//   there emit.c      each rank's runs, sends and receives, without operands draft.c one
+//   rank's operands: virtual registers, one for each definition donate.c    which inputs
+//   are donated, and to which output finish.c    deletions, real registers, peak bytes
 //
-// A step has many more operands than instructions, so only one rank's are kept at a time:
-// donate.c and finish.c draft the ranks one after the other.
+// A step has many more operands than instructions, so only one rank's operands exist at a
+// time: donate.c and finish.c draft the ranks one after the other.
 #ifndef JPP_PROGRAM_BUILDER_H_
 #define JPP_PROGRAM_BUILDER_H_
 
@@ -21,7 +19,7 @@ typedef struct jpp_plan_storage {
   jpp_arena_t arena;
 } jpp_plan_storage_t;
 
-// A task begins or ends. Its results are sent when it ends.
+// The beginning or end of a task. The task's results are sent at its end.
 typedef struct jpp_event_item {
   uint32_t task;
   uint32_t microbatch;  // JPP_NONE outside
@@ -29,17 +27,20 @@ typedef struct jpp_event_item {
 } jpp_event_item_t;
 typedef JPP_VEC(jpp_event_item_t) jpp_event_items_t;
 
-// Where a value is made (or given, for an argument) and taken in.
+// The use of a value on one rank: whether the rank makes it (or, for an argument,
+// receives it from the caller) and whether a task there takes it.
 typedef struct jpp_site {
   uint32_t rank;
-  bool makes, takes;  // neither: the value has no further sites
-  bool leaves;        // an output is left there
-  // Of one instance a microbatch, or of only one. An accumulator's state, next and final
-  // value share an instance: each run replaces what the one before has made.
-  uint64_t first_instance;  // of the rank's; of a value that moves, twice as many: those
-                            // in its own memory, then those in device memory
-  uint64_t first_arrival;   // of a value that other ranks send
-  uint64_t first_copy;      // of a value that moves
+  bool makes, takes;  // neither: no further sites of the value follow
+  // The rank leaves it as an output.
+  bool leaves;
+  // Index of the value's first instance on the rank. A value has one instance per
+  // microbatch, or only one; a value that moves has twice as many: those in its own
+  // memory, then those in device memory. An accumulator's state, next and final value
+  // share an instance: each run replaces the previous run's result.
+  uint64_t first_instance;
+  uint64_t first_arrival;  // for a value that other ranks send
+  uint64_t first_copy;     // for a value that moves
 } jpp_site_t;
 
 // A virtual register: one definition on one actor.
@@ -52,14 +53,14 @@ typedef struct jpp_virtual {
   bool output;  // left for the caller at the end
 } jpp_virtual_t;
 
-// A message that is sent and not yet received.
+// A message that has been sent and not yet received.
 typedef struct jpp_message_draft {
   uint32_t value, microbatch;
 } jpp_message_draft_t;
 
 typedef struct jpp_channel_draft {
   jpp_plan_channel_t channel;
-  JPP_VEC(jpp_message_draft_t) messages;  // all of the step, in order
+  JPP_VEC(jpp_message_draft_t) messages;  // all messages of the step, in order
   size_t received;
 } jpp_channel_draft_t;
 
@@ -72,17 +73,17 @@ typedef struct jpp_instr_draft {
 } jpp_instr_draft_t;
 typedef JPP_VEC(jpp_instr_draft_t) jpp_instr_drafts_t;
 
-// Where the virtual registers of a value's instances are in `definitions`.
+// The indices in `definitions` of the virtual registers of a value's instances.
 typedef struct jpp_place {
   uint64_t first;
   uint32_t value;
-  bool every;  // one instance a microbatch
+  bool every;  // one instance per microbatch
   jpp_memory_t memory;
 } jpp_place_t;
 
 // The operands of one rank's instructions.
 typedef struct jpp_rank_draft {
-  jpp_u32_vec_t operands;  // virtual registers, those of all instructions in order
+  jpp_u32_vec_t operands;  // virtual registers: the operands of all instructions in order
   JPP_VEC(jpp_virtual_t) virtuals;
   JPP_VEC(jpp_program_input_t) inputs;
   JPP_VEC(jpp_program_constant_t) constants;
@@ -92,19 +93,21 @@ typedef struct jpp_rank_draft {
 typedef struct jpp_program_builder {
   const jpp_staged_t* staged;
   const jpp_program_options_t* options;
-  jpp_arena_t* arena;  // of the plan
+  jpp_arena_t* arena;  // the arena of the plan
   jpp_arena_t scratch;
   const uint64_t* value_bytes;
   jpp_event_items_t events;
   uint32_t* first_site;  // [values + 1]
   jpp_site_t* sites;
-  uint64_t most_instances;  // on one rank
+  uint64_t most_instances;  // on any rank
   uint64_t num_arrivals, num_copies;
   jpp_instr_drafts_t* instrs;  // [ranks]
-  jpp_rank_draft_t draft;      // of the rank that was drafted last
+  jpp_rank_draft_t draft;      // the rank that was drafted last
   uint32_t* definitions;       // [most_instances] virtual registers; JPP_NONE: none yet
-  uint32_t* init_of;           // [values] what an accumulator's state begins with
-  const jpp_place_t** places;  // [tasks] of inputs, then of outputs; NULL: not known yet
+  // [values] the initial value of an accumulator's state.
+  uint32_t* init_of;
+  // [tasks] places of the inputs, then of the outputs; NULL: not known yet.
+  const jpp_place_t** places;
   JPP_VEC(jpp_channel_draft_t) channels;
   jpp_task_binding_t* bindings;  // [tasks]
 } jpp_program_builder_t;
@@ -112,28 +115,28 @@ typedef struct jpp_program_builder {
 jpp_status_t* jpp__program_order(jpp_program_builder_t* b) JPP_MUST_USE;
 jpp_status_t* jpp__program_find_sites(jpp_program_builder_t* b) JPP_MUST_USE;
 jpp_status_t* jpp__program_emit(jpp_program_builder_t* b) JPP_MUST_USE;
-// Replaces b->draft by that of `rank`.
+// Replaces b->draft with the draft of `rank`.
 jpp_status_t* jpp__program_draft(jpp_program_builder_t* b, uint32_t rank) JPP_MUST_USE;
 jpp_status_t* jpp__program_donate(jpp_program_builder_t* b) JPP_MUST_USE;
 jpp_status_t* jpp__program_finish(jpp_program_builder_t* b,
                                   jpp_plan_t* plan) JPP_MUST_USE;
 
-// How many of an instruction's operands are args and results.
+// The numbers of args and of results among an instruction's operands.
 uint32_t jpp__instr_num_args(const jpp_program_builder_t* b,
                              const jpp_instr_draft_t* instr);
 uint32_t jpp__instr_num_results(const jpp_program_builder_t* b,
                                 const jpp_instr_draft_t* instr);
 
-// The rank that sends a value to others: the lowest one that makes it.
+// The rank that sends a value to others: the lowest rank that makes it.
 uint32_t jpp__program_source(const jpp_program_builder_t* b, uint32_t value);
 // NULL if the rank neither makes nor takes the value.
 jpp_site_t* jpp__program_site(const jpp_program_builder_t* b, uint32_t rank,
                               uint32_t value);
-// How many instances of a value a rank has, in one memory.
+// The number of instances of a value on a rank, in one memory.
 uint32_t jpp__program_instances(const jpp_program_builder_t* b, uint32_t value);
 // Whether the value lives in host memory, so that tasks take a copy of it.
 bool jpp__program_moves(const jpp_program_builder_t* b, uint32_t value);
-// Whether the value has one instance a microbatch.
+// Whether the value has one instance per microbatch.
 bool jpp__value_of_microbatch(const jpp_program_builder_t* b, uint32_t value);
 
 // log.c: logs the finished plan.

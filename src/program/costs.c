@@ -7,7 +7,8 @@
 #include "base/vec.h"
 #include "jaxpp/program.h"
 
-// Counts tasks of a rank in `rank` and bytes of its messages in `links`, by channel.
+// Adds the tasks of a program to `rank`, and the bytes of its messages to `links`, by
+// channel.
 static void count_program(const jpp_plan_t* plan, const jpp_program_t* program,
                           jpp_rank_costs_t* rank, jpp_link_costs_t* links) {
   rank->peak_bytes = program->peak_bytes;
@@ -30,7 +31,8 @@ static int compare_links(const void* a, const void* b) {
   return (left->dst > right->dst) - (left->dst < right->dst);
 }
 
-// Two ranks can have several channels. Returns the number of links that remain.
+// Merges the channels between the same two ranks. Returns the number of links that
+// remain.
 static uint32_t merge_links(jpp_link_costs_t* links, uint32_t count) {
   uint32_t merged = 0;
   qsort(links, count, sizeof(*links), compare_links);
@@ -46,7 +48,7 @@ static uint32_t merge_links(jpp_link_costs_t* links, uint32_t count) {
 }
 
 typedef struct costs_storage {
-  jpp_plan_costs_t costs;  // first: what the caller holds
+  jpp_plan_costs_t costs;  // first member: the caller's struct
   jpp_arena_t arena;
   JPP_VEC(jpp_collective_costs_t) collectives;
 } costs_storage_t;

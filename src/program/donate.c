@@ -1,6 +1,6 @@
-// Decides which task inputs are donated and which output takes over the memory: an input
-// qualifies if it dies in every run of the task, and the nearest one that an output is
-// computed from is preferred.
+// Decides which task inputs are donated, and which output takes over the memory of each:
+// an input can be donated if it dies in every run of the task, and an output prefers the
+// nearest input from which it is computed.
 #include <string.h>
 
 #include "program/builder.h"
@@ -8,12 +8,13 @@
 
 typedef struct donor {
   jpp_program_builder_t* b;
-  bool** dies;          // [tasks][inputs] so far dead after every run
-  uint32_t* input_at;   // [values] position among the inputs of the task at hand
-  jpp_u32_vec_t queue;  // values whose producers are searched
+  bool** dies;          // [tasks][inputs] dead after every run seen so far
+  uint32_t* input_at;   // [values] index among the inputs of the current task
+  jpp_u32_vec_t queue;  // values whose producers are to be searched
 } donor_t;
 
-// How many values the search behind an output visits: enough for an optimizer's update.
+// The number of values that the search from an output visits: enough for an optimizer's
+// update.
 enum { kSearchOps = 24 };
 
 static void find_deaths_on(donor_t* d, uint32_t rank) {
@@ -39,7 +40,7 @@ static jpp_status_t* find_deaths(donor_t* d) {
   return NULL;
 }
 
-// Tasks that repeat each other are one module, which has one set of donated inputs: those
+// Tasks that repeat each other share a module, which has one set of donated inputs: those
 // that die on every rank.
 static void agree_on_deaths(const donor_t* d) {
   const jpp_staged_t* staged = d->b->staged;
@@ -67,7 +68,7 @@ static void agree_with_patterns(const donor_t* d) {
   }
 }
 
-// A task has its arguments and results in device memory.
+// Whether an output can take over an input: both are in device memory when the task runs.
 static bool can_take_over(const donor_t* d, uint32_t input, uint32_t output) {
   jpp_type_t from = d->b->staged->values[input].type;
   jpp_type_t to = d->b->staged->values[output].type;
@@ -76,8 +77,8 @@ static bool can_take_over(const donor_t* d, uint32_t input, uint32_t output) {
          d->b->value_bytes[input] == d->b->value_bytes[output];
 }
 
-// The nearest free input of the output's type among the inputs that the output is
-// computed from: overwriting it needs no copy.
+// The nearest free input of the output's type among those from which the output is
+// computed: overwriting it needs no copy.
 static jpp_status_t* nearest_input(donor_t* d, const bool* free, uint32_t output,
                                    uint32_t* out_input) {
   *out_input = JPP_NONE;
@@ -118,7 +119,7 @@ static jpp_status_t* match_nearest(donor_t* d, uint32_t id, bool* taken) {
   return NULL;
 }
 
-// First fit for the remaining inputs and outputs, which are few after match_nearest().
+// First fit for the remaining inputs and outputs; few remain after match_nearest().
 static jpp_status_t* match_first_fit(donor_t* d, uint32_t id, bool* taken) {
   const jpp_task_t* task = &d->b->staged->tasks[id];
   d->queue.count = 0;

@@ -9,7 +9,7 @@ typedef struct drafter {
   jpp_program_builder_t* b;
   jpp_rank_draft_t* draft;
   uint32_t rank;
-  uint32_t at;  // the instruction at hand
+  uint32_t at;  // the current instruction
 } drafter_t;
 
 uint32_t jpp__instr_num_args(const jpp_program_builder_t* b,
@@ -56,8 +56,8 @@ static jpp_status_t* define_at(const drafter_t* d, const jpp_place_t* place,
   return JPP_VEC_PUSH(&d->draft->virtuals, made);
 }
 
-// The virtual register of a value with one instance a step, in the value's own memory;
-// JPP_NONE on a rank without it.
+// The virtual register of a value with one instance per step, in the value's own memory;
+// JPP_NONE if the rank does not have it.
 static uint32_t find_register(const drafter_t* d, uint32_t value) {
   const jpp_site_t* site = jpp__program_site(d->b, d->rank, value);
   return site ? d->b->definitions[site->first_instance] : JPP_NONE;
@@ -98,8 +98,8 @@ static jpp_status_t* missing_input(const jpp_program_builder_t* b, const jpp_tas
                          task->name, (int)microbatch, value, name, where ? where : "?");
 }
 
-// An input that no task and no message has made: the microbatch number, or a state in the
-// first microbatch.
+// An input that neither a task nor a message made: the microbatch number, or a state in
+// the first microbatch.
 static jpp_status_t* find_given(const drafter_t* d, const jpp_instr_draft_t* run,
                                 const jpp_place_t* place, uint32_t* out_virtual) {
   uint32_t init = d->b->init_of[place->value];
@@ -152,21 +152,22 @@ static jpp_status_t* draft_run(const drafter_t* d, const jpp_instr_draft_t* run)
   return NULL;
 }
 
-// The operand of a SEND or MOVE.
+// Adds the operand of a SEND or MOVE.
 static jpp_status_t* draft_arg(const drafter_t* d, const jpp_instr_draft_t* instr,
                                jpp_memory_t memory) {
   jpp_place_t place = {0};
   JPP_RETURN_IF_ERROR(find_place(d, instr->value, memory, &place));
   uint32_t id = *definition_at(d, &place, instr->microbatch);
   if (id == JPP_NONE) {
-    return jpp_status_make(JPP_INTERNAL_ERROR, "rank %u sends or moves value %%%u unmade",
+    return jpp_status_make(JPP_INTERNAL_ERROR,
+                           "rank %u sends or moves value %%%u before a task produces it",
                            d->rank, instr->value);
   }
   d->draft->virtuals.data[id].last_use = d->at;
   return JPP_VEC_PUSH(&d->draft->operands, id);
 }
 
-// The result of a RECV or MOVE.
+// Adds the result of a RECV or MOVE.
 static jpp_status_t* draft_result(const drafter_t* d, const jpp_instr_draft_t* instr,
                                   jpp_memory_t memory) {
   jpp_place_t place = {0};
@@ -186,7 +187,8 @@ static jpp_status_t* draft_instr(const drafter_t* d, const jpp_instr_draft_t* in
   return draft_result(d, instr, to);
 }
 
-// --- All of it ------------------------------------------------------------------------
+// --- The whole draft
+// ------------------------------------------------------------------------
 
 static jpp_status_t* take_outputs(const drafter_t* d) {
   for (uint32_t i = 0; i < d->b->staged->graph->num_outputs; ++i) {
@@ -206,7 +208,7 @@ static jpp_status_t* take_outputs(const drafter_t* d) {
   return NULL;
 }
 
-// The tables of all ranks.
+// Allocates the tables that all ranks share.
 static jpp_status_t* make_tables(jpp_program_builder_t* b) {
   const jpp_staged_t* staged = b->staged;
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&b->scratch, b->most_instances, &b->definitions));

@@ -1,10 +1,10 @@
 // Emits each rank's runs, sends, receives and moves by walking the tasks in the order of
 // order.c. A value is sent when its task ends and received right before its first use.
-// The work is constant for each instruction: draft.c adds the operands.
+// Each instruction takes constant time: draft.c adds the operands later.
 #include "program/builder.h"
 #include "task/ids.h"
 
-// The values of a task that are messages, and those that are moved.
+// The values that a task's rank receives, sends or moves because of the task.
 typedef struct transfers {
   const uint32_t *received, *sent, *moved_in, *moved_out;
   uint32_t num_received, num_sent, num_moved_in, num_moved_out;
@@ -16,11 +16,12 @@ typedef struct transfers {
 typedef struct emitter {
   jpp_program_builder_t* b;
   transfers_t* transfers;  // [tasks]
-  uint32_t* channel_at;    // [ranks * ranks] by source, then destination
-  // [num_arrivals] The channel of the message that brings the value; JPP_NONE: it was not
-  // sent yet, or has been received.
+  // [ranks * ranks] by source, then destination.
+  uint32_t* channel_at;
+  // [num_arrivals] The channel of the message that contains the value; JPP_NONE: not sent
+  // yet, or already received.
   uint32_t* arrivals;
-  bool* copies;  // [num_copies] of a value that moves: it is in device memory
+  bool* copies;  // [num_copies] the copy of a value that moves is in device memory
 } emitter_t;
 
 static jpp_status_t* push_instr(const emitter_t* e, uint32_t rank,
@@ -51,9 +52,9 @@ static jpp_status_t* channel_between(const emitter_t* e, uint32_t src, uint32_t 
   return NULL;
 }
 
-// A channel gets as many slots as it ever has messages under way in the order of these
-// lists, so in this order no send waits. Whether a network of queues blocks does not
-// depend on the order of execution, so no other order can deadlock either.
+// A channel gets as many slots as it has messages in flight at any time in the order of
+// these lists, so in this order no send waits. Whether a network of bounded queues blocks
+// does not depend on the order of execution, so no other order can deadlock either.
 static jpp_status_t* send_value(const emitter_t* e, uint32_t value, uint32_t microbatch,
                                 uint32_t src, const jpp_site_t* to) {
   uint32_t id = 0;
@@ -101,7 +102,8 @@ static jpp_status_t* move_in(const emitter_t* e, uint32_t rank, uint32_t value,
   return move_value(e, rank, value, microbatch, JPP_MEMORY_DEVICE);
 }
 
-// A value that nothing on its rank takes stays where its run has made it, to be sent.
+// A value that nothing on its rank takes stays in the memory in which its run made it, to
+// be sent.
 static jpp_status_t* move_out(const emitter_t* e, uint32_t rank, uint32_t value,
                               uint32_t microbatch) {
   if (!jpp__program_site(e->b, rank, value)->takes) return NULL;
@@ -135,7 +137,7 @@ static jpp_status_t* receive_next(const emitter_t* e, uint32_t id) {
 }
 
 // A value is received right before its first use, together with the earlier messages of
-// its channel: until then it waits in the channel's slots.
+// its channel; until then it waits in the channel's slots.
 static jpp_status_t* receive_value(const emitter_t* e, uint32_t rank, uint32_t value,
                                    uint32_t microbatch) {
   const jpp_site_t* site = jpp__program_site(e->b, rank, value);
@@ -153,7 +155,7 @@ static jpp_status_t* receive_rest(const emitter_t* e) {
   return NULL;
 }
 
-// Sends a value that has just been made to every rank that takes it and does not make it.
+// Sends a value that was just made to every rank that takes it and does not make it.
 static jpp_status_t* send_to_takers(const emitter_t* e, uint32_t value,
                                     uint32_t microbatch, uint32_t rank) {
   const jpp_program_builder_t* b = e->b;
@@ -166,7 +168,7 @@ static jpp_status_t* send_to_takers(const emitter_t* e, uint32_t value,
   return NULL;
 }
 
-// --- Which values of a task are messages ----------------------------------------------
+// --- The messages of a task ----------------------------------------------
 
 static jpp_status_t* find_received(const emitter_t* e, const jpp_task_t* task,
                                    jpp_u32_vec_t* found, transfers_t* transfers) {
@@ -284,7 +286,8 @@ static jpp_status_t* emit_begin(const emitter_t* e, const jpp_event_item_t* item
   return push_instr(e, task->rank, run);
 }
 
-// Results of a loop are sent when it ends: they would wait in slots until then.
+// Results of a loop are sent when the loop ends; if they were sent earlier, they would
+// only occupy slots.
 static bool is_result(const emitter_t* e, const jpp_task_t* task, uint32_t value) {
   return task->loop != JPP_NONE && !jpp__value_of_microbatch(e->b, value);
 }
@@ -328,8 +331,8 @@ static jpp_status_t* end_loop(const emitter_t* e, uint32_t loop) {
   return NULL;
 }
 
-// The step begins with the arguments that ranks get from others, one by one: a slot would
-// hold them no longer than a register.
+// The step begins by sending the arguments that ranks need from other ranks, each
+// followed by its receive: a slot would hold it as long as a register does.
 static jpp_status_t* emit_args(const emitter_t* e) {
   const jpp_program_builder_t* b = e->b;
   for (uint32_t a = 0; a < b->staged->graph->num_args; ++a) {
@@ -363,7 +366,7 @@ static jpp_status_t* emit_events(const emitter_t* e) {
   return receive_rest(e);
 }
 
-// What only this pass reads.
+// Frees the tables that only this pass reads.
 static void free_events(jpp_program_builder_t* b) {
   jpp_vec_deinit(&b->events);
   for (size_t i = 0; i < b->channels.count; ++i) {
@@ -400,7 +403,8 @@ static jpp_status_t* check_accumulation_order(const jpp_program_builder_t* b) {
   return NULL;
 }
 
-// --- All of it ------------------------------------------------------------------------
+// --- The whole pass
+// ------------------------------------------------------------------------
 
 jpp_status_t* jpp__program_emit(jpp_program_builder_t* b) {
   emitter_t emitter = {.b = b};

@@ -1,5 +1,5 @@
 // Turns drafts into programs in one pass over each: adds deletions after last uses,
-// assigns real registers (a freed one is used again first) and finds the peak in bytes.
+// assigns real registers (the most recently freed one first) and finds the peak in bytes.
 // Instructions share lists of equal operands: all runs of a task have the same values,
 // and many the same registers.
 #include <string.h>
@@ -16,15 +16,15 @@ typedef struct operand_list {
 typedef struct finisher {
   jpp_program_builder_t* b;
   jpp_rank_draft_t* draft;
-  uint32_t* reg;       // [virtuals] its register
-  jpp_u32_vec_t free;  // registers to use again
+  uint32_t* reg;       // [virtuals] its real register
+  jpp_u32_vec_t free;  // registers that can be reused
   uint32_t num_registers;
   JPP_VEC(jpp_instr_t) instrs;
   jpp_u32_vec_t operands;
   jpp_u32_vec_t operand_values;
-  operand_list_t* known_operands;  // [kKnownLists] by hash, the newest of each
+  operand_list_t* known_operands;  // [kKnownLists] by hash, the newest list of each
   operand_list_t* known_values;
-  jpp_u32_vec_t dead;  // virtuals that die behind the instruction at hand
+  jpp_u32_vec_t dead;  // virtuals that die after the current instruction
   uint64_t live_bytes[JPP_MEMORY_COUNT];
   jpp_program_t* program;
 } finisher_t;
@@ -86,7 +86,7 @@ static jpp_status_t* push_operands(finisher_t* f, const uint32_t* ids, size_t co
   return NULL;
 }
 
-// A few of the ids tell most lists apart.
+// A few of the ids distinguish most lists.
 static uint64_t hash_list(const uint32_t* ids, uint32_t count) {
   uint32_t stride = count / 8 + 1;
   uint64_t hash = jpp__hash_u64(JPP_HASH_START, count);
@@ -94,8 +94,8 @@ static uint64_t hash_list(const uint32_t* ids, uint32_t count) {
   return hash;
 }
 
-// Takes the list at the end of `ids`, from *first on, off again if an equal one is known,
-// and makes *first the beginning of that one.
+// If an equal list is known, removes the list that begins at *first from the end of `ids`
+// and sets *first to the known one.
 static void share_list(jpp_u32_vec_t* ids, operand_list_t* known, uint32_t* first) {
   operand_list_t list = {.first = *first, .count = (uint32_t)ids->count - *first};
   if (!list.count) return;
@@ -135,7 +135,7 @@ static jpp_status_t* delete_dead(finisher_t* f) {
   return push_instr(f, instr);
 }
 
-// Ends the life of an operand: the memory of a donated arg lives on in a result.
+// Ends the life of an operand; a result takes over the memory of a donated arg.
 static jpp_status_t* retire_operand(finisher_t* f, const jpp_instr_t* instr,
                                     uint32_t index, uint32_t id) {
   bool arg_of_run = instr->kind == JPP_INSTR_RUN && index < instr->num_args;
@@ -156,7 +156,7 @@ static uint64_t bytes_taken_over(const finisher_t* f, const jpp_instr_t* instr,
   return bytes;
 }
 
-// `ids` are the operands of the instruction at hand.
+// `ids` are the operands of the current instruction.
 static jpp_status_t* finish_instr(finisher_t* f, uint32_t at, const uint32_t* ids) {
   const jpp_instr_draft_t* draft = &f->b->instrs[f->program->rank].data[at];
   jpp_instr_t instr = {.kind = draft->kind,
@@ -185,7 +185,8 @@ static jpp_status_t* finish_instr(finisher_t* f, uint32_t at, const uint32_t* id
   return delete_dead(f);
 }
 
-// Registers that are full before the first instruction. Unused ones die at once.
+// Places the registers that are filled before the first instruction. Unused ones die
+// immediately.
 static jpp_status_t* place_given(finisher_t* f) {
   for (size_t i = 0; i < f->draft->inputs.count; ++i) {
     uint32_t id = f->draft->inputs.data[i].reg;

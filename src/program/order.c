@@ -1,5 +1,5 @@
-// Puts all task runs of a step into one order: tasks outside the loops as the partition
-// lists them, those of each loop by the times of its schedule.
+// Puts all task runs of a step into one order: tasks outside the loops in the order of
+// the partition, and tasks of a loop by the times of its schedule.
 #include <stdlib.h>
 
 #include "program/builder.h"
@@ -34,8 +34,8 @@ static jpp_status_t* check_backward(const jpp_staged_loop_t* staged, const char*
     return NULL;
   }
   return jpp_status_make(JPP_SCHEDULE_ERROR,
-                         "loop at %s was partitioned with whole backwards, its schedule "
-                         "'%s' runs input and weight gradients apart",
+                         "loop at %s was partitioned with whole backwards, but its "
+                         "schedule '%s' runs input and weight gradients separately",
                          where, schedule->name);
 }
 
@@ -44,7 +44,7 @@ static jpp_status_t* check_placement(const jpp_staged_loop_t* staged, const char
   for (uint32_t s = 0; s < schedule->stages; ++s) {
     if (schedule->stage_rank[s] == staged->stage_rank[s]) continue;
     return jpp_status_make(JPP_SCHEDULE_ERROR,
-                           "loop at %s was partitioned with stage %u on rank %u, its "
+                           "loop at %s was partitioned with stage %u on rank %u, but its "
                            "schedule '%s' puts it on %u",
                            where, s, staged->stage_rank[s], schedule->name,
                            schedule->stage_rank[s]);
@@ -59,22 +59,22 @@ static jpp_status_t* check_schedule(const jpp_program_builder_t* b, uint32_t loo
   const char* where = graph->where ? graph->where : "?";
   if (schedule->microbatches != graph->microbatches) {
     return jpp_status_make(JPP_SCHEDULE_ERROR,
-                           "loop at %s has %u microbatches, its schedule '%s' %u", where,
-                           graph->microbatches, schedule->name, schedule->microbatches);
+                           "loop at %s has %u microbatches, but its schedule '%s' has %u",
+                           where, graph->microbatches, schedule->name,
+                           schedule->microbatches);
   }
   if (schedule->stages != staged->stages || schedule->ranks != b->staged->ranks) {
-    return jpp_status_make(
-        JPP_MESH_ERROR,
-        "loop at %s was partitioned for %u stages on %u ranks, its schedule "
-        "'%s' has %u on %u",
-        where, staged->stages, b->staged->ranks, schedule->name, schedule->stages,
-        schedule->ranks);
+    return jpp_status_make(JPP_MESH_ERROR,
+                           "loop at %s was partitioned for %u stages on %u ranks, but "
+                           "its schedule '%s' has %u on %u",
+                           where, staged->stages, b->staged->ranks, schedule->name,
+                           schedule->stages, schedule->ranks);
   }
   JPP_RETURN_IF_ERROR(check_placement(staged, where, schedule));
   return check_backward(staged, where, schedule);
 }
 
-// The first staged task of a schedule's entry; JPP_NONE: it has none.
+// The first staged task of a schedule's entry; JPP_NONE if it has none.
 static uint32_t first_of_entry(const jpp_staged_loop_t* loop,
                                const jpp_schedule_task_t* entry) {
   if (entry->kind == JPP_TASK_FWD) return loop->forward[entry->stage];
@@ -83,8 +83,8 @@ static uint32_t first_of_entry(const jpp_staged_loop_t* loop,
                                        : loop->backward[entry->stage];
 }
 
-// The staged task of the entry behind `task`: its next part, or the weight gradients
-// behind the input gradients; JPP_NONE: it was the last.
+// The staged task of the entry that follows `task`: its next part, or the weight
+// gradients after the input gradients; JPP_NONE after the last one.
 static uint32_t next_of_entry(const jpp_staged_t* staged, const jpp_staged_loop_t* loop,
                               const jpp_schedule_task_t* entry, uint32_t task) {
   const jpp_task_t* at = &staged->tasks[task];
@@ -114,7 +114,7 @@ static jpp_status_t* push_slot(const merger_t* m, const jpp_schedule_slot_t* slo
   uint32_t task = first_of_entry(m->loop, entry);
   while (task != JPP_NONE) {
     uint32_t next = next_of_entry(staged, m->loop, entry, task);
-    // Each task but the last ends when the next one begins.
+    // Each task except the last ends when the next one begins.
     if (!is_end || next == JPP_NONE) {
       JPP_RETURN_IF_ERROR(push_event(m->b, task, entry->microbatch, is_end));
     }
@@ -126,8 +126,8 @@ static jpp_status_t* push_slot(const merger_t* m, const jpp_schedule_slot_t* slo
   return NULL;
 }
 
-// Merges beginnings and ends by time, ends first; no end overtakes its beginning, since
-// the two arrays are sorted alike.
+// Merges beginnings and ends by time, ends first; no end precedes its beginning, because
+// both arrays have the same order.
 static jpp_status_t* merge_events(const merger_t* m,
                                   const jpp_schedule_timeline_t* timeline,
                                   const jpp_schedule_slot_t* ends) {
@@ -162,7 +162,7 @@ static jpp_status_t* order_loop(jpp_program_builder_t* b, uint32_t loop) {
   return status;
 }
 
-// The partition lists the tasks outside in an order that can run.
+// The partition lists the tasks outside the loops in an order in which they can run.
 static jpp_status_t* order_phase(jpp_program_builder_t* b, uint32_t phase) {
   for (uint32_t t = 0; t < b->staged->num_tasks; ++t) {
     const jpp_task_t* task = &b->staged->tasks[t];

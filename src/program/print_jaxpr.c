@@ -6,7 +6,7 @@
 #include "graph/print.h"
 #include "program/builder.h"
 
-// Each name is given once. Microbatch numbers have none: they print as literals.
+// Every name is defined once. Microbatch numbers have no name: they print as literals.
 static const uint32_t kLiteral = 1u << 31;
 
 typedef struct printer {
@@ -14,12 +14,14 @@ typedef struct printer {
   jpp_str_t str;
   uint32_t* at;  // [ranks] the next instruction
   uint32_t num_names;
-  uint32_t** names;           // [ranks][registers] of what each register holds
-  uint32_t** messages;        // [channels][messages] the names of what was sent
+  uint32_t** names;           // [ranks][registers] the name of each register's contents
+  uint32_t** messages;        // [channels][messages] the names of the sent values
   uint32_t *sent, *received;  // [channels] messages
-  const jpp_schedule_t* const* schedules;  // [loops]; NULL: tasks have their kind's time
-  uint32_t** entries;  // [loops][ranks] of the rank's row, how far tasks are printed
-  jpp_append_sharding_t append_sharding;  // NULL: shardings are not shown
+  // [loops]; NULL: tasks have the latency of their kind.
+  const jpp_schedule_t* const* schedules;
+  // [loops][ranks] the number of entries of the rank's row whose tasks are printed.
+  uint32_t** entries;
+  jpp_append_sharding_t append_sharding;  // NULL: shardings are not printed
   void* user;
 } printer_t;
 
@@ -31,7 +33,7 @@ static void append_name(printer_t* p, uint32_t name) {
   }
 }
 
-// " v3 v4": what an instruction takes.
+// Appends an instruction's args: " v3 v4".
 static void append_args(printer_t* p, const jpp_program_t* program,
                         const jpp_instr_t* instr) {
   for (uint32_t i = 0; i < instr->num_args; ++i) {
@@ -52,7 +54,7 @@ static const char* task_type(const jpp_task_t* task) {
   return kNames[task->kind];
 }
 
-// A schedule's whole backward runs both halves of a split one.
+// The entry of a whole backward covers both halves of a split one.
 static bool is_entry_of(const jpp_schedule_task_t* entry, const jpp_task_t* task,
                         uint32_t microbatch) {
   bool half = task->kind == JPP_TASK_BWD_I || task->kind == JPP_TASK_BWD_W;
@@ -115,8 +117,7 @@ static void append_end(printer_t* p, const char* which, uint32_t rank, uint32_t 
   jpp_str_append(&p->str, "]\n");
 }
 
-// Printed where the value is sent, because the sender may delete it before it is
-// received.
+// Printed at the send, because the sender may delete the value before it is received.
 static void append_transfer(printer_t* p, const jpp_program_t* program,
                             const jpp_instr_t* instr) {
   const jpp_plan_channel_t* channel = &p->plan->channels[instr->target];
@@ -167,7 +168,7 @@ static void append_instr(printer_t* p, const jpp_program_t* program,
       jpp_str_append(&p->str, "    ");
       append_move(p, program, instr);
       break;
-    case JPP_INSTR_RECV:  // the send shows the transfer
+    case JPP_INSTR_RECV:  // the send prints the transfer
       receive(p, program, instr);
       return;
     case JPP_INSTR_KIND_COUNT:
@@ -177,7 +178,7 @@ static void append_instr(printer_t* p, const jpp_program_t* program,
 }
 
 // Prints up to and including the rank's next task; stops at a receive whose send has not
-// been printed. False if nothing could be printed.
+// been printed. Returns false if nothing could be printed.
 static bool advance(printer_t* p, uint32_t rank) {
   const jpp_program_t* program = &p->plan->programs[rank];
   uint32_t first = p->at[rank];

@@ -1,12 +1,12 @@
-// Finds each value's sites, the ranks that make it or take it, and numbers its instances
+// Finds each value's sites, the ranks that make or take it, and numbers its instances
 // there. Sites are grouped by value with a counting sort.
 #include "program/builder.h"
 
-// An occurrence of a value: `rank` makes it or takes it in.
+// An occurrence of a value: `rank` makes it or takes it.
 typedef struct occurrence {
   uint32_t value, rank;
   bool makes;
-  bool leaves;  // it is taken as an output
+  bool leaves;  // the rank leaves it as an output
 } occurrence_t;
 typedef JPP_VEC(occurrence_t) occurrence_vec_t;
 
@@ -16,7 +16,8 @@ static jpp_status_t* add_occurrence(occurrence_vec_t* occurrences, uint32_t valu
   return JPP_VEC_PUSH(occurrences, occurrence);
 }
 
-// Of an argument, which is made where it is given, or of an output.
+// Adds the sites of an argument, which is made where the caller passes it, or of an
+// output.
 static jpp_status_t* add_occurrences(const jpp_staged_t* staged,
                                      const jpp_staged_value_t* at, bool argument,
                                      occurrence_vec_t* occurrences) {
@@ -45,7 +46,7 @@ static jpp_status_t* list_occurrences(const jpp_staged_t* staged,
           add_occurrence(occurrences, task->outputs[i], task->rank, true));
     }
   }
-  // The rank of an accumulator's task makes its final value when the loop ends.
+  // The rank of an accumulator's task makes its final value at the end of the loop.
   for (uint32_t i = 0; i < staged->num_accumulators; ++i) {
     const jpp_accumulator_t* acc = &staged->accumulators[i];
     JPP_RETURN_IF_ERROR(
@@ -57,8 +58,8 @@ static jpp_status_t* list_occurrences(const jpp_staged_t* staged,
   return NULL;
 }
 
-// Merges an occurrence into the value's site on that rank, which is created if it is the
-// first there.
+// Merges an occurrence into the value's site on that rank, which is created if this is
+// the first one.
 static void note_site(jpp_program_builder_t* b, const occurrence_t* occurrence,
                       uint32_t* used) {
   jpp_site_t* sites = b->sites + b->first_site[occurrence->value];
@@ -70,8 +71,8 @@ static void note_site(jpp_program_builder_t* b, const occurrence_t* occurrence,
   sites[at].leaves |= occurrence->leaves;
 }
 
-// Groups occurrences by value. A value has room for as many sites as occurrences; where
-// several of them are on one rank, the rest of the room stays empty.
+// Groups occurrences by value. Room is allocated for one site per occurrence; if several
+// occurrences are on one rank, some of it stays unused.
 static jpp_status_t* group_sites(jpp_program_builder_t* b,
                                  const occurrence_vec_t* occurrences, uint32_t* used) {
   uint32_t values = b->staged->num_values;
@@ -145,7 +146,7 @@ static jpp_status_t* number_instances(jpp_program_builder_t* b, const uint32_t* 
 }
 
 jpp_status_t* jpp__program_find_sites(jpp_program_builder_t* b) {
-  uint32_t* used = NULL;  // [values] sites that the value has so far
+  uint32_t* used = NULL;  // [values] number of sites of the value so far
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&b->scratch, b->staged->num_values, &used));
   occurrence_vec_t occurrences = {0};
   jpp_status_t* status = list_occurrences(b->staged, &occurrences);

@@ -1,7 +1,7 @@
-// jaxpp._core.Wanted and Given: what a plan wants of an argument, what a program has for
-// it, and the library's decision about both (jaxpp/array_argument.h).
+// jaxpp._core.Wanted and Given: what a plan requires of an argument, what a program
+// provides for it, and the library's decision about both (jaxpp/array_argument.h).
 //
-// Blocks come as buffers of int64, [count][ndim][2], and are copied.
+// Blocks are passed as buffers of int64, [count][ndim][2], and are copied.
 #include <string.h>
 
 #include "python/core.h"
@@ -19,7 +19,8 @@ typedef struct given_object {
   int64_t* bounds;            // [given.num_blocks][ndim][2]
 } given_object_t;
 
-// A buffer of `count` int64 into a jpp_alloc()ed array. False if it raised.
+// Copies a buffer of `count` int64 into a jpp_alloc()ed array. Returns false if it
+// raised.
 static bool read_numbers(PyObject* buffer, const char* what, uint64_t count,
                          int64_t** out_numbers) {
   Py_buffer view;
@@ -140,7 +141,7 @@ static PyObject* wanted_decide(PyObject* object, PyObject* args) {
 
 // --- Host blocks ----------------------------------------------------------------------
 
-// What gather() gets: arrays, and the blocks that they hold.
+// The arguments of gather(): arrays, and the blocks that they hold.
 typedef struct host_blocks {
   uint32_t count;
   jpp_host_block_t* blocks;  // [count]
@@ -161,7 +162,7 @@ static bool check_extents(const Py_buffer* view, const int64_t* bounds, uint32_t
 }
 
 // Fills a block whose bounds are set from an array. `view` and `strides`, [ndim], must
-// remain as long as the block; `view` is to be released if this succeeds.
+// live as long as the block; if this succeeds, the caller releases `view`.
 static bool read_array(const jpp_wanted_t* wanted, PyObject* array, Py_buffer* view,
                        int64_t* strides, jpp_host_block_t* block) {
   if (PyObject_GetBuffer(array, view, PyBUF_STRIDED_RO) < 0) return false;
@@ -230,13 +231,13 @@ static PyObject* wanted_gather(PyObject* object, PyObject* args) {
 
 // --- Taking ---------------------------------------------------------------------------
 
-// A Source of Python, whose methods the library calls without the GIL.
+// A Python Source, whose methods the library calls without the GIL.
 typedef struct py_source {
   jpp_py_wait_t wait;
   const jpp_wanted_t* wanted;
   PyObject* source;   // borrowed
-  const char* dtype;  // the wanted one, by numpy's name
-  PyObject* used;     // held: the Value that is used as it is; or NULL
+  const char* dtype;  // the wanted dtype, by numpy's name
+  PyObject* used;     // held: the Value that is used unchanged; or NULL
   uint32_t* devices;  // [num_devices]
   uint32_t num_devices;
   Py_buffer* views;  // [given.num_blocks]; the first `viewed` are held
@@ -369,7 +370,7 @@ static PyMethodDef kWantedMethods[] = {
      "decide($self, given, deletion_reason, copies, /)\n--\n\n"
      "A Decision about a Given. `deletion_reason`: None for an array that was not "
      "deleted. "
-     "`copies`: upload it in any case."},
+     "`copies`: upload it even if it could be used or borrowed."},
     {"take", wanted_take, METH_VARARGS,
      "take($self, client, devices, source, given, deletion_reason, dtype, copies, /)\n"
      "--\n\n"
@@ -378,16 +379,15 @@ static PyMethodDef kWantedMethods[] = {
      "capsules(blocks) and host(block, dtype)."},
     {"gather", wanted_gather, METH_VARARGS,
      "gather($self, device, arrays, bounds, buffer, /)\n--\n\n"
-     "Copies the block of a rank's device into a buffer, dense, last dimension fastest."},
+     "Copies a device's block into a buffer, dense with the last dimension fastest."},
     {NULL, NULL, 0, NULL},
 };
 
 static PyType_Slot kWantedSlots[] = {
     {Py_tp_doc,
      "Wanted(name, dtype, ndim, devices, ranks, is_local, devices_per_rank, blocks, "
-     "donated, can_move, least_borrowed, memory, /)\n--\n\n"
-     "What a plan wants of an argument: jpp_wanted_t, with `blocks` as a buffer of "
-     "int64."},
+     "donated, can_move, least_borrowed, memory, /)\n--\n\nWhat a plan requires of an "
+     "argument: jpp_wanted_t, with `blocks` as a buffer of int64."},
     {Py_tp_new, (void*)wanted_new},
     {Py_tp_dealloc, (void*)wanted_dealloc},
     {Py_tp_methods, kWantedMethods},
@@ -442,7 +442,7 @@ static bool read_given(given_object_t* self, PyObject* args) {
                         &g->num_blocks, &places, &bounds)) {
     return false;
   }
-  // A type that no step has, such as an object's, is converted if it can be.
+  // A type that no step has, such as object, is converted if possible.
   g->dtype = jpp_dtype_parse(dtype.text, (uint32_t)strlen(dtype.text));
   jpp_py_utf8_release(&dtype);
   int64_t* numbers = NULL;
@@ -474,7 +474,8 @@ static void given_dealloc(PyObject* object) {
 static PyType_Slot kGivenSlots[] = {
     {Py_tp_doc,
      "Given(home, dtype, ndim, devices, bytes, num_blocks, places, bounds, /)\n--\n\n"
-     "What a program has for an argument: jpp_given_t. `places` is a buffer of int64, "
+     "What a program provides for an argument: jpp_given_t. `places` is a buffer of "
+     "int64, "
      "[num_blocks][4]: part, rank (ANY_RANK, NO_RANK), device, whether this process can "
      "read it."},
     {Py_tp_new, (void*)given_new},

@@ -1,12 +1,12 @@
 // jaxpp._core.Callback: a Python function that a compiled task calls.
 //
-// The module names the object by its address, an attribute of the custom call; the
-// Executable made from that module keeps it alive. The function gets a memoryview of
-// every operand and result, valid during the call, and returns None or the text of an
-// error. It raises KeyboardInterrupt only.
+// The module refers to the object by its address, an attribute of the custom call; the
+// Executable that was compiled from the module keeps the object alive. The function gets
+// a memoryview of every operand and result, valid during the call, and returns None or
+// the text of an error. The only exception that it raises is KeyboardInterrupt.
 //
-// What the views show is the device's memory where that is the host's, and else a copy:
-// one block for all operands and results of a call.
+// The views show the device's memory if that is host memory, and otherwise a copy: one
+// block for all operands and results of a call.
 #include <string.h>
 #include <xla/ffi/api/c_api.h>
 
@@ -17,7 +17,7 @@
 typedef struct py_callback {
   PyObject ob_base;
   PyObject* function;
-  uint32_t* item_bytes;  // [num_operands + num_results] of an element
+  uint32_t* item_bytes;  // [num_operands + num_results] size of an element
   uint32_t num_operands, num_results;
 } py_callback_t;
 
@@ -47,11 +47,11 @@ static py_callback_t* find_callback(const XLA_FFI_CallFrame* frame) {
   return NULL;
 }
 
-// One call of a function: operands, then results, where the host sees them.
+// One call of a function: its operands, then its results, in host memory.
 typedef struct call {
   const py_callback_t* callback;
   const XLA_FFI_CallFrame* frame;
-  char* copies;  // NULL: the device's memory is the host's
+  char* copies;  // NULL: device memory is host memory
 } call_t;
 
 static const XLA_FFI_Buffer* call_buffer(const call_t* call, uint32_t at) {
@@ -69,7 +69,8 @@ static size_t call_bytes(const call_t* call, uint32_t at) {
 
 enum { kCopyAlignment = 64 };  // bytes
 
-// Where the copy of a buffer begins in the block; for their number: how long that is.
+// Where the copy of buffer `at` begins in the block; if `at` is the number of buffers,
+// the size of the block.
 static size_t copy_offset(const call_t* call, uint32_t at) {
   size_t offset = 0;
   for (uint32_t i = 0; i < at; ++i) {
@@ -99,8 +100,9 @@ static PyObject* make_views(const call_t* call) {
   return views;
 }
 
-// What the callback raised becomes an error of the device. A Ctrl-C during the callback
-// belongs to the thread that called the step, so the signal is raised again for it.
+// An exception of the callback becomes an error of the device. A Ctrl-C during the
+// callback belongs to the thread that called the step, so the signal is raised again for
+// it.
 static const char* text_of_raised(void) {
   bool interrupted = PyErr_ExceptionMatches(PyExc_KeyboardInterrupt);
   PyErr_Clear();
@@ -151,7 +153,7 @@ static const char* copy_results(const call_t* call, void* stream) {
     const char* copy = call->copies + copy_offset(call, i);
     failed = jpp_py_cuda_to_device(stream, call_buffer(call, i)->data, copy, bytes);
   }
-  // Also after a failure: what was queued reads the copies.
+  // Waits even after a failure, because queued operations read the copies.
   const char* waited = jpp_py_cuda_wait(stream);
   return failed ? failed : waited;
 }
@@ -175,7 +177,7 @@ static XLA_FFI_Error* call_with_copies(call_t* call) {
   return failed ? make_error(call->frame, failed) : error;
 }
 
-// What a handler is for.
+// The kind of memory that a handler serves.
 typedef enum memory {
   MEMORY_HOST,
   MEMORY_CUDA,
@@ -190,8 +192,9 @@ static XLA_FFI_Error* call_callback(const XLA_FFI_CallFrame* frame, memory_t mem
   return memory == MEMORY_HOST ? call_with_gil(&call) : call_with_copies(&call);
 }
 
-// What begins every extension is of another type in each XLA, with the same fields. The
-// plugin may be older than the header: nothing newer than its own version is claimed.
+// The first fields of every extension have another type in each version of XLA, but the
+// same layout. The plugin may be older than the header, so the handler claims no newer
+// version than the plugin's own.
 static bool answer_metadata(const XLA_FFI_CallFrame* frame) {
   const XLA_FFI_Metadata_Extension* extension =
       (const XLA_FFI_Metadata_Extension*)frame->extension_start;
@@ -206,7 +209,7 @@ static bool answer_metadata(const XLA_FFI_CallFrame* frame) {
   return true;
 }
 
-// Any thread of the plugin, or one that issues a step; the GIL is not held.
+// Called on any thread of the plugin, or on one that issues a step, without the GIL.
 static XLA_FFI_Error* handle_custom_call(const XLA_FFI_CallFrame* frame,
                                          memory_t memory) {
   if (answer_metadata(frame)) return NULL;
@@ -282,7 +285,7 @@ static int callback_traverse(PyObject* object, visitproc visit, void* arg) {
   return 0;
 }
 
-// No executable that names it can be run any more.
+// No executable that refers to it can run any more.
 static int callback_clear(PyObject* object) {
   Py_CLEAR(((py_callback_t*)object)->function);
   return 0;
@@ -303,15 +306,14 @@ static PyObject* callback_address(PyObject* object, PyObject* unused) {
 
 static PyMethodDef kMethods[] = {
     {"address", callback_address, METH_NOARGS,
-     "address($self, /)\n--\n\nWhat CALLBACK_ATTRIBUTE of the custom call holds."},
+     "address($self, /)\n--\n\nThe value of the custom call's CALLBACK_ATTRIBUTE."},
     {NULL, NULL, 0, NULL},
 };
 
 static PyType_Slot kSlots[] = {
     {Py_tp_doc,
-     "Callback(function, operands, results, /)\n--\n\n"
-     "A function for compiled tasks, and the bytes of an element of each of its "
-     "operands and results."},
+     "Callback(function, operands, results, /)\n--\n\nA function for compiled tasks; "
+     "`operands` and `results` are the element sizes in bytes."},
     {Py_tp_new, (void*)callback_new},
     {Py_tp_dealloc, (void*)callback_dealloc},
     {Py_tp_traverse, (void*)callback_traverse},

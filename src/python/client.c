@@ -1,4 +1,5 @@
-// jaxpp._core.Client and Executable: a PJRT plugin, and what it compiled for its devices.
+// jaxpp._core.Client and Executable: a PJRT plugin, and the programs that it compiled for
+// its devices.
 #include "python/core.h"
 
 // Reads an option that is a list. free_options() frees it.
@@ -77,7 +78,7 @@ static PyObject* client_new(PyTypeObject* type, PyObject* args, PyObject* kwargs
     Py_BEGIN_ALLOW_THREADS
       status = jpp_client_create_pjrt(&options, &self->client);
     Py_END_ALLOW_THREADS
-    // A Ctrl-C that came while the store was asked is no error of the plugin's.
+    // A Ctrl-C during a call of the store is not an error of the plugin.
     if (status && PyErr_CheckSignals() < 0) {
       jpp_status_free(status);
       Py_CLEAR(self);
@@ -99,7 +100,7 @@ static int client_traverse(PyObject* object, visitproc visit, void* arg) {
 static void client_dealloc(PyObject* object) {
   jpp_py_client_t* self = (jpp_py_client_t*)object;
   PyObject_GC_UnTrack(object);
-  if (self->store) {  // which the plugin may ask meanwhile
+  if (self->store) {  // the plugin may call the store meanwhile
     Py_BEGIN_ALLOW_THREADS
       jpp_client_destroy(self->client);
     Py_END_ALLOW_THREADS
@@ -132,7 +133,7 @@ static PyObject* client_info(PyObject* object, PyObject* unused) {
                                         info->global_devices));
 }
 
-// Without a folder ("") it only compiles.
+// Without a folder ("") it compiles only.
 static jpp_status_t* load_or_compile(jpp_client_t* client,
                                      const jpp_compile_request_t* request,
                                      const char* folder,
@@ -214,13 +215,12 @@ static PyObject* client_register_custom_call(PyObject* object, PyObject* args) {
 static PyMethodDef kMethods[] = {
     {"info", client_info, METH_NOARGS, "info($self, /)\n--\n\nA ClientInfo."},
     {"compile", client_compile, METH_VARARGS,
-     "compile($self, code, options, devices, kept, folder, identity, /)\n--\n\n"
-     "Compiles StableHLO under a serialized CompileOptionsProto, for these devices as "
-     "the client numbers those of all nodes; without any, for each one device. The "
-     "Executable keeps "
-     "`kept` alive. With a folder, as bytes: loads what was compiled before from "
-     "what stands for the code in the cache, as bytes, or leaves it there; b\"\": no "
-     "folder. Releases the GIL."},
+     "compile($self, code, options, devices, kept, folder, identity, /)\n--\n\nCompiles "
+     "StableHLO under a serialized CompileOptionsProto, for these devices, numbered over "
+     "all nodes; without any, for any one device. The Executable keeps `kept` alive. "
+     "With a folder, as bytes: loads what was compiled before from what stands for the "
+     "code in the cache, as bytes, or leaves it there; b\"\": no folder. Releases the "
+     "GIL."},
     {"register_custom_call", client_register_custom_call, METH_VARARGS,
      "register_custom_call($self, name, platform, handler, traits, /)\n--\n\n"
      "Gives the plugin an XLA FFI handler, a capsule."},
@@ -229,9 +229,9 @@ static PyMethodDef kMethods[] = {
 
 static PyType_Slot kSlots[] = {
     {Py_tp_doc,
-     "Client(plugin, options, store=..., node_id=0, num_nodes=0, /)\n--\n\n"
-     "A PJRT plugin, made with its options. For one of several nodes also a "
-     "KeyValueStore that all of them have in common; returns when all have come."},
+     "Client(plugin, options, store=..., node_id=0, num_nodes=0, /)\n--\n\nA client of a "
+     "PJRT plugin. One of several nodes also needs a KeyValueStore that all of them "
+     "share; the constructor returns when all nodes have called it."},
     {Py_tp_new, (void*)client_new},
     {Py_tp_dealloc, (void*)client_dealloc},
     {Py_tp_traverse, (void*)client_traverse},

@@ -1,5 +1,5 @@
-// Between Python's objects and C's: texts, numbers, lists and errors. What does not fit
-// is refused with a TypeError or ValueError; nothing is cut off.
+// Conversions between Python's objects and C's: texts, numbers, lists and errors. Values
+// that do not fit are refused with a TypeError or ValueError, never truncated.
 #include <string.h>
 
 #include "python/core.h"
@@ -28,7 +28,7 @@ static PyObject* error_type(jpp_status_code_t code, bool wrong_type) {
       return wrong_type ? jpp_py_types.type_error : jpp_py_types.value_error;
     case JPP_NAN_ERROR:
       return jpp_py_types.nan_error;
-    default:  // what fails whatever the arguments are
+    default:  // does not depend on the arguments
       return jpp_py_types.error;
   }
 }

@@ -1,5 +1,5 @@
-// The three calls of CUDA's driver that a callback into Python needs, found by name when
-// the first one is made: nothing of CUDA is needed to build or to run without it.
+// The three functions of CUDA's driver that a callback into Python needs, looked up at
+// the first call, so that neither building nor running requires CUDA.
 #include "python/cuda_copy.h"
 
 #include <dlfcn.h>
@@ -34,7 +34,7 @@ static bool has_cuda(void) {
   return g_cuda.to_host && g_cuda.to_device && g_cuda.wait;
 }
 
-static const char kMissing[] = "a callback into Python: libcuda.so.1 can not be used";
+static const char kMissing[] = "a callback into Python: libcuda.so.1 cannot be used";
 
 const char* jpp_py_cuda_to_host(void* stream, void* host, const void* device,
                                 size_t bytes) {

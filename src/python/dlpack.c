@@ -1,10 +1,10 @@
-// Arrays that JAX's client and this library's use in the same memory, by DLPack: a loan
-// of a Value's shard as a capsule for JAX or numpy, and a Value over the memory of
-// capsules that JAX gave.
+// Arrays that JAX's client and this library's client share in memory through DLPack:
+// lends a Value's shard as a capsule for JAX or numpy, and makes a Value over the memory
+// of JAX's capsules.
 //
-// Whoever lets go of a tensor may be a thread of a plugin that must not wait for the GIL.
-// References to Python objects are put on a list there, which a thread with the GIL works
-// off.
+// A tensor may be released on a thread of a plugin that must not wait for the GIL. Such a
+// thread puts the references to Python objects on a list, and a thread with the GIL drops
+// them.
 #include <stdatomic.h>
 
 #include "python/core.h"
@@ -36,24 +36,25 @@ typedef struct dl_tensor {
 typedef struct dl_managed_tensor {
   dl_tensor_t tensor;
   void* manager;
-  void (*deleter)(struct dl_managed_tensor* self);  // any thread
+  void (*deleter)(struct dl_managed_tensor* self);  // may be called on any thread
 } dl_managed_tensor_t;
 
 static const char kCapsule[] = "dltensor";
 
 // --- References that are dropped later ------------------------------------------------
 
-// What a thread without the GIL gives up: at the beginning of memory of jpp_alloc(),
-// which is freed with it.
+// A reference that a thread without the GIL wants to drop: the first member of a
+// jpp_alloc()ed block, which is freed together with it.
 typedef struct dropped {
   struct dropped* next;
   PyObject* object;
 } dropped_t;
 
 static _Atomic(dropped_t*) g_dropped;
-static atomic_bool g_closed;  // the interpreter is about to exit: what is dropped stays
+static atomic_bool
+    g_closed;  // the interpreter is about to exit: nothing is dropped any more
 
-// With the GIL.
+// Called with the GIL.
 static int work_off_dropped(void* unused) {
   (void)unused;
   dropped_t* each = atomic_exchange(&g_dropped, NULL);
@@ -83,7 +84,7 @@ void jpp_py_dropped_close(void) { atomic_store(&g_closed, true); }
 // --- Lending --------------------------------------------------------------------------
 
 typedef struct lent_tensor {
-  dropped_t client;  // the client that the memory belongs to
+  dropped_t client;  // holds the client that owns the memory
   dl_managed_tensor_t managed;
   jpp_loan_t loan;
   int64_t shape[JPP_BUFFER_MAX_RANK];
@@ -95,14 +96,14 @@ static void delete_lent(dl_managed_tensor_t* managed) {
   drop_later(&lent->client);
 }
 
-// Nobody took the tensor out of the capsule.
+// Called if no consumer took the tensor out of the capsule.
 static void delete_capsule(PyObject* capsule) {
   if (!PyCapsule_IsValid(capsule, kCapsule)) return;
   dl_managed_tensor_t* managed = PyCapsule_GetPointer(capsule, kCapsule);
   managed->deleter(managed);
 }
 
-// False for types that DLPack has no code for.
+// Returns false for types that have no code in DLPack.
 static bool set_type(jpp_dtype_t dtype, dl_tensor_t* tensor) {
   static const uint8_t kCodesPlusOne[JPP_DTYPE_COUNT] = {
       [JPP_DTYPE_BOOL] = kDlBool + 1,    [JPP_DTYPE_S8] = kDlInt + 1,
@@ -121,8 +122,9 @@ static bool set_type(jpp_dtype_t dtype, dl_tensor_t* tensor) {
   return true;
 }
 
-// The tensor of a loan; with `flat`, as bytes in one dimension. False if there is none:
-// the type has no code, or the device packs its elements, or there are none.
+// Describes the tensor of a loan; with `flat`, as bytes in one dimension. Returns false
+// if there is none: the type has no code, the device packs its elements, or it has no
+// elements.
 static bool describe_loan(lent_tensor_t* lent, bool flat) {
   const jpp_buffer_shape_t* shape = &lent->loan.shape;
   dl_tensor_t* tensor = &lent->managed.tensor;
@@ -142,7 +144,7 @@ static bool describe_loan(lent_tensor_t* lent, bool flat) {
   return set_type(flat ? JPP_DTYPE_U8 : shape->dtype, tensor);
 }
 
-// None if the memory cannot be shared. Owns `lent`, of which the loan is made.
+// Returns None if the memory cannot be shared. Owns `lent`, from which the loan is made.
 static PyObject* wrap_loan(lent_tensor_t* lent, bool flat) {
   PyObject* capsule = NULL;
   bool fits = describe_loan(lent, flat);
@@ -186,7 +188,7 @@ PyObject* jpp_py_value_lend(PyObject* object, PyObject* args) {
 
 // --- Borrowing ------------------------------------------------------------------------
 
-// The capsules are not consumed: their tensors go with them.
+// The capsules are not consumed: dropping them frees their tensors.
 static void release_capsules(void* user) { drop_later(user); }
 
 static bool is_dense(const dl_tensor_t* tensor) {
@@ -205,7 +207,8 @@ static bool has_elements(const dl_tensor_t* tensor) {
   return tensor->data != NULL;
 }
 
-// False with an exception for what is no tensor; `out_fits`: whether it can be shared.
+// Returns false with an exception for an object that is not a tensor; `out_fits`: whether
+// its memory can be shared.
 static bool read_capsule(PyObject* capsule, jpp_dtype_t dtype,
                          jpp_foreign_memory_t* memory, bool* out_fits) {
   const dl_managed_tensor_t* managed =

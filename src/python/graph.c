@@ -47,8 +47,8 @@ static bool read_dims(PyObject* sequence, int64_t** out_dims, uint32_t* out_ndim
   return true;
 }
 
-// `item` is (dtype name, dims) or (dtype name, dims, memory). Deinit the type also after
-// a failure.
+// `item` is (dtype name, dims) or (dtype name, dims, memory). The caller deinits the type
+// even after a failure.
 static bool read_type(PyObject* item, jpp_type_t* type) {
   const char* dtype = NULL;
   Py_ssize_t length = 0;
@@ -86,7 +86,7 @@ static void type_list_deinit(type_list_t* list) {
   jpp_free(list->data);
 }
 
-// Deinit the list also after a failure.
+// The caller deinits the list even after a failure.
 static bool read_types(PyObject* sequence, type_list_t* list) {
   Py_ssize_t count = PySequence_Size(sequence);
   if (count < 0 || !jpp_py_check(JPP_ALLOC_ARRAY((size_t)count, &list->data))) {
@@ -120,7 +120,7 @@ static PyObject* graph_add_arg(PyObject* self, PyObject* args) {
   return ok ? PyLong_FromUnsignedLong(value) : NULL;
 }
 
-// The ranks of the argument or the output that was added last.
+// Sets the ranks of the argument or output that was added last.
 static PyObject* set_ranks(PyObject* self, PyObject* ranks,
                            jpp_status_t* (*set)(jpp_graph_builder_t* builder,
                                                 const uint32_t* ranks, uint32_t count)) {
@@ -203,7 +203,7 @@ static PyObject* graph_begin_loop(PyObject* self, PyObject* args) {
   return ok ? PyLong_FromUnsignedLong(index) : NULL;
 }
 
-// As many kinds as values.
+// Reads as many reduction kinds as values.
 static bool read_results(PyObject* reduces, PyObject* values,
                          jpp_loop_result_t** out_results, uint32_t* out_count) {
   uint32_t *kinds = NULL, *ids = NULL, kind_count = 0;
@@ -213,7 +213,7 @@ static bool read_results(PyObject* reduces, PyObject* values,
             jpp_py_check_count("kinds of reductions", *out_count, kind_count) &&
             jpp_py_check(JPP_ALLOC_ARRAY(*out_count, out_results));
   for (uint32_t i = 0; ok && i < *out_count; ++i) {
-    // An invalid kind must stay invalid in 8 bits.
+    // A kind that is invalid must stay invalid in 8 bits.
     uint8_t kind = kinds[i] <= UINT8_MAX ? (uint8_t)kinds[i] : UINT8_MAX;
     (*out_results)[i] = (jpp_loop_result_t){.reduce = kind, .value = ids[i]};
   }
@@ -310,25 +310,24 @@ static PyObject* graph_text(PyObject* object, PyObject* args) {
 static PyMethodDef kMethods[] = {
     {"add_arg", graph_add_arg, METH_VARARGS,
      "add_arg($self, type, donated, name, /)\n--\n\n"
-     "Adds an argument of a type (dtype, dims[, memory]); gives its value id."},
+     "Adds an argument of a type (dtype, dims[, memory]); returns its value id."},
     {"give_arg", graph_give_arg, METH_O,
      "give_arg($self, ranks, /)\n--\n\n"
-     "The argument added last is given on these ranks, ascending, and no others."},
+     "The argument added last is passed on these ranks, ascending, and no others."},
     {"add_op", graph_add_op, METH_VARARGS,
-     "add_op($self, kind, flags, attr, inputs, types, cost, name, where, code, ranks, /)"
-     "\n--\n\n"
-     "Adds an op with outputs of these types; gives the first one's value id. `ranks`: "
-     "of "
-     "a task, where it runs."},
+     "add_op($self, kind, flags, attr, inputs, types, cost, name, where, code, ranks, "
+     "/)\n--\n\nAdds an op with outputs of these types; returns the first one's value "
+     "id. `ranks`: the ranks that run a task."},
     {"begin_loop", graph_begin_loop, METH_VARARGS,
      "begin_loop($self, microbatches, stages, schedule, where, /)\n--\n\n"
-     "Ops from here on are a loop's body; gives the value id of the microbatch number."},
+     "Begins a loop's body; returns the value id of the microbatch number."},
     {"end_loop", graph_end_loop, METH_VARARGS,
      "end_loop($self, reduces, values, types, /)\n--\n\n"
-     "Ends the body, whose values are reduced; gives the first result's value id."},
+     "Ends the body, whose values are reduced; returns the first result's value id."},
     {"add_output", graph_add_output, METH_VARARGS,
      "add_output($self, value, name, next, /)\n--\n\n"
-     "Makes a value a result of the step, and argument `next` of the next one, or NONE."},
+     "Makes a value a result of the step, which becomes argument `next` of the next "
+     "step, or NONE."},
     {"leave_output", graph_leave_output, METH_O,
      "leave_output($self, ranks, /)\n--\n\n"
      "Leaves the result added last on these ranks, ascending, and no others."},
@@ -338,7 +337,8 @@ static PyMethodDef kMethods[] = {
      "Says which results of a loop, by number, are partial over a rank's devices."},
     {"text", graph_text, METH_VARARGS,
      "text($self, device_bytes=None, /)\n--\n\n"
-     "The graph's text form; with the bytes on one device of every value, if given."},
+     "The graph's text form, with shards if the bytes of every value on one device are "
+     "given."},
     {NULL, NULL, 0, NULL},
 };
 

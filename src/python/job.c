@@ -12,8 +12,8 @@ enum { kGraceMs = 5000 };
 
 bool jpp_py_job_told = false;
 
-// The launcher's pipe, "DESCRIPTOR:INODE"; 0: it was closed on the way here, as Python's
-// subprocess does, and the number may be another file's by now.
+// The launcher's pipe, "DESCRIPTOR:INODE"; 0 if it was closed before, as Python's
+// subprocess does, because the number may now be that of another file.
 static int find_report(void) {
   const char* report = jpp_option_get(JPP_OPTION_REPORT);
   struct stat found;
@@ -220,40 +220,44 @@ static PyObject* job_compare_programs(PyObject* module, PyObject* args) {
 
 PyMethodDef jpp_py_job_methods[] = {
     {"job_compare_facts", job_compare_facts, METH_VARARGS,
-     "job_compare_facts($module, process, mine, other, theirs, /)\n--\n\n"
-     "Raises the first difference between two texts with a line for each fact of a step, "
-     "its name, a tab and its value."},
+     "job_compare_facts($module, process, mine, other, theirs, /)\n--\n\nRaises the "
+     "first difference between two texts with one line per fact of a step: its name, a "
+     "tab and its value."},
     {"job_compare_programs", job_compare_programs, METH_VARARGS,
      "job_compare_programs($module, process, mine, other, theirs, /)\n--\n\n"
-     "The same for two programs, by lines of a place, a tab and code."},
+     "The same for two programs, with lines of a place, a tab and code."},
     {"job_divide_ranks", job_divide_ranks, METH_VARARGS,
      "job_divide_ranks($module, owners, num_ranks, process, on_cpu, shares_devices, /)\n"
      "--\n\n"
      "The JobPart of a process; `owners`: of each device of each rank, flat."},
     {"job_join", job_join, METH_VARARGS,
      "job_join($module, process, num_processes, address, port, token, /)\n--\n\n"
-     "Has the job's processes watch each other; the port that process 0 listens at."},
+     "Makes the job's processes watch each other; returns the port at which process 0 "
+     "listens."},
     {"job_check", job_check, METH_NOARGS,
      "job_check($module, /)\n--\n\nRaises if another process of the job has failed."},
     {"job_has_left", job_has_left, METH_VARARGS,
-     "job_has_left($module, process, /)\n--\n\nWhether another one has left the job."},
+     "job_has_left($module, process, /)\n--\n\nWhether another process has left the "
+     "job."},
     {"job_note_absent", job_note_absent, METH_VARARGS,
      "job_note_absent($module, process, text, /)\n--\n\n"
-     "In process 0: another one ended before it joined; why, or '' if it did not fail."},
+     "In process 0: another process ended before it joined; `text` says why, or is '' if "
+     "it did not fail."},
     {"job_fail", job_fail, METH_VARARGS,
      "job_fail($module, text, own, /)\n--\n\n"
-     "This process ends with an error that the user has seen; `own`: of its own."},
+     "This process ends with an error that the user has seen; `own`: the error is its "
+     "own."},
     {"job_begin_wait", job_begin_wait, METH_VARARGS,
-     "job_begin_wait($module, name, processes, /)\n--\n\n"
-     "The job fails if one of the processes leaves while the object that this returns "
-     "exists; None: all."},
+     "job_begin_wait($module, name, processes, /)\n--\n\nReturns an object; while it "
+     "exists, the job fails if one of the processes (None: any) leaves."},
     {"job_leave", job_leave, METH_VARARGS,
      "job_leave($module, wait, /)\n--\n\n"
-     "This process needs nothing more of the others; true: nor do they, after waiting."},
-    {"job_end", job_end, METH_NOARGS,
-     "job_end($module, /)\n--\n\nNothing is watched any more."},
+     "This process no longer needs the others. After waiting, returns whether they have "
+     "left too."},
+    {"job_end", job_end, METH_NOARGS, "job_end($module, /)\n--\n\nStops watching."},
     {"job_await_end", job_await_end, METH_NOARGS,
      "job_await_end($module, /)\n--\n\n"
-     "Waits until the process is to be ended; what to say, or None after job_end()."},
+     "Waits until the process must end; returns the text for the user, or None after "
+     "job_end()."},
     {NULL, NULL, 0, NULL},
 };

@@ -52,7 +52,7 @@ static bool add_errors(PyObject* module) {
          add_error(module, "jaxpp.JaxppTypeError", "An argument of a wrong type.",
                    t->value_error, PyExc_TypeError, &t->type_error) &&
          add_error(module, "jaxpp.NanError",
-                   "A task made a NaN under jax_debug_nans, or an infinity under "
+                   "A task computed a NaN under jax_debug_nans, or an infinity under "
                    "jax_debug_infs.",
                    t->error, PyExc_FloatingPointError, &t->nan_error);
 }
@@ -154,7 +154,7 @@ static PyObject* misspelt_options(PyObject* module, PyObject* unused) {
 
 static PyObject* module_profile_plugin(PyObject* module, PyObject* unused) {
   (void)module, (void)unused;
-  // The name that jaxlib asks for; nothing behind the pointer is written.
+  // The name that jaxlib expects; nothing writes through the pointer.
   return PyCapsule_New((void*)jpp_profile_plugin(), "pjrt_c_api", NULL);
 }
 
@@ -164,7 +164,7 @@ static PyMethodDef kMethods[] = {
      "Bytes on a device, which packs types of 2 and 4 bits."},
     {"make_error", make_error, METH_VARARGS,
      "make_error($module, code, message, wrong_type, /)\n--\n\n"
-     "An exception to raise, of the class that belongs to the code."},
+     "Makes the exception to raise for a code."},
     {"check_process", check_process, METH_NOARGS,
      "check_process($module, /)\n--\n\n"
      "Raises in a process forked after the devices were in use."},
@@ -173,10 +173,10 @@ static PyMethodDef kMethods[] = {
      "An environment variable of the table that `jaxpp options` prints; None: not set."},
     {"option_ms", option_ms, METH_VARARGS,
      "option_ms($module, name, /)\n--\n\n"
-     "Of an environment variable with seconds the milliseconds; 0 when not set."},
+     "The milliseconds of an environment variable in seconds; 0 if not set."},
     {"misspelt_options", misspelt_options, METH_NOARGS,
      "misspelt_options($module, /)\n--\n\n"
-     "What is wrong with the names of JPP_ variables in the environment, or None."},
+     "A warning about misspelt JPP_ variables in the environment, or None."},
     {"callback_handler", jpp_py_callback_handler, METH_VARARGS,
      "callback_handler($module, platform, /)\n--\n\n"
      "A capsule of the XLA FFI handler that calls a Callback by its address."},
@@ -186,7 +186,7 @@ static PyMethodDef kMethods[] = {
      "op."},
     {"join_traces", jpp_py_join_traces, METH_VARARGS,
      "join_traces($module, texts, /)\n--\n\n"
-     "Of the same steps, traced by several processes, one trace for Perfetto."},
+     "Joins traces of the same steps by several processes into one for Perfetto."},
     {"draw_traces", jpp_py_draw_traces, METH_VARARGS,
      "draw_traces($module, texts, columns, color, /)\n--\n\n"
      "The same for a terminal, a line a rank."},
@@ -194,16 +194,15 @@ static PyMethodDef kMethods[] = {
      "profile_plugin($module, /)\n--\n\n"
      "A capsule of the PJRT_Api through which JAX's profiles get the steps."},
     {"runtimes_close", jpp_py_runtimes_close, METH_NOARGS,
-     "runtimes_close($module, /)\n--\n\n"
-     "Waits for the steps under way. For the interpreter's exit, before "
-     "callbacks_close()."},
+     "runtimes_close($module, /)\n--\n\nWaits for the steps in flight. For the "
+     "interpreter's exit, before callbacks_close()."},
     {"callbacks_close", jpp_py_callbacks_close, METH_NOARGS,
      "callbacks_close($module, /)\n--\n\n"
-     "From now on callbacks fail; returns when none runs. For the interpreter's exit."},
-    {"stores_close", jpp_py_stores_close, METH_NOARGS,
-     "stores_close($module, /)\n--\n\n"
-     "From now on no KeyValueStore is asked; returns when none is. For the interpreter's "
+     "Makes further callbacks fail; returns when none is running. For the interpreter's "
      "exit."},
+    {"stores_close", jpp_py_stores_close, METH_NOARGS,
+     "stores_close($module, /)\n--\n\nStops all use of KeyValueStores; returns when none "
+     "is in use. For the interpreter's exit."},
     {NULL, NULL, 0, NULL},
 };
 
@@ -212,7 +211,7 @@ static PyModuleDef_Slot kSlots[] = {{Py_mod_exec, (void*)module_exec}, {0, NULL}
 static struct PyModuleDef kModule = {
     PyModuleDef_HEAD_INIT,
     .m_name = "jaxpp._core",
-    .m_doc = "The C library of JaxPP, as Python sees it.",
+    .m_doc = "Python's interface to JaxPP's C library.",
     .m_methods = kMethods,
     .m_slots = kSlots,
 };

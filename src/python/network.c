@@ -49,7 +49,8 @@ static void network_dealloc(PyObject* object) {
 
 static jpp_transport_t* transport_of(PyObject* object) {
   jpp_transport_t* transport = ((jpp_py_network_t*)object)->transport;
-  if (!transport) PyErr_SetString(PyExc_ValueError, "the network is a Runtime's by now");
+  if (!transport)
+    PyErr_SetString(PyExc_ValueError, "the network already belongs to a Runtime");
   return transport;
 }
 
@@ -82,7 +83,8 @@ static PyObject* network_connect(PyObject* object, PyObject* args) {
 
 static PyMethodDef kMethods[] = {
     {"address", network_address, METH_NOARGS,
-     "address($self, /)\n--\n\nWhat other processes need to reach this one."},
+     "address($self, /)\n--\n\nThe data that other processes need to connect to this "
+     "one."},
     {"connect", network_connect, METH_VARARGS,
      "connect($self, process, address, /)\n--\n\nBegins to connect to another process."},
     {NULL, NULL, 0, NULL},
@@ -90,10 +92,10 @@ static PyMethodDef kMethods[] = {
 
 static PyType_Slot kSlots[] = {
     {Py_tp_doc,
-     "Network(driver, process, num_processes, address, token, device, /)\n--\n\n"
-     "Messages between the processes of a job, at `address` of this one; where the "
-     "driver takes device memory, also from and to that of `device`. How long they wait "
-     "for others, JPP_PEER_TIMEOUT, JPP_STALL_TIMEOUT and JPP_STEP_TIMEOUT say."},
+     "Network(driver, process, num_processes, address, token, device, /)\n--\n\nMessages "
+     "between the processes of a job. This process listens at `address`; a driver that "
+     "takes device memory uses that of `device`. The timeouts are JPP_PEER_TIMEOUT, "
+     "JPP_STALL_TIMEOUT and JPP_STEP_TIMEOUT."},
     {Py_tp_new, (void*)network_new},
     {Py_tp_dealloc, (void*)network_dealloc},
     {Py_tp_methods, kMethods},

@@ -1,10 +1,10 @@
-// jaxpp._core.Params: the arguments of a step that other processes run, and the rules by
-// which it takes them.
+// jaxpp._core.Params: the arguments of a step that other processes run, and the rules of
+// donation for them.
 #include "python/core.h"
 
 typedef struct params_object {
   PyObject ob_base;
-  PyObject* names;  // a tuple of str, which own the texts that need no escape
+  PyObject* names;  // a tuple of str, which own the texts that need no escapes
   jpp_params_t params;
   jpp_py_utf8_t* texts;  // [params.count]
 } params_object_t;
@@ -68,7 +68,8 @@ static void params_dealloc(PyObject* object) {
 
 // --- Claims ---------------------------------------------------------------------------
 
-// The arrays of a list of Values and Nones, borrowed from it, for jpp_free().
+// The arrays of a list of Values and Nones, borrowed from it; free the table with
+// jpp_free().
 static bool read_arrays(const params_object_t* self, PyObject* list,
                         jpp_array_t*** out_arrays) {
   if (!PyList_Check(list) || PyList_Size(list) != (Py_ssize_t)self->params.count) {
@@ -110,11 +111,10 @@ static PyObject* params_lose(PyObject* object, PyObject* list) {
 
 static PyMethodDef kMethods[] = {
     {"claim", params_claim, METH_O,
-     "claim($self, values, /)\n--\n\n"
-     "Deletes the donated ones of a list of Values, with their origins, or none of them; "
-     "None is an argument without a Value."},
+     "claim($self, values, /)\n--\n\nDeletes the donated Values of a list, with their "
+     "origins: all or, after an error, none. None is an argument without a Value."},
     {"lose", params_lose, METH_O,
-     "lose($self, values, /)\n--\n\nNotes that the step which claimed them has failed."},
+     "lose($self, values, /)\n--\n\nRecords that the step that claimed them has failed."},
     {NULL, NULL, 0, NULL},
 };
 

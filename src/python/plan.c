@@ -1,5 +1,5 @@
-// jaxpp._core.Plan: a graph taken to a proved plan by jpp_plan_graph(), and searches for
-// a schedule that plan a step anew.
+// jaxpp._core.Plan: takes a graph to a proved plan with jpp_plan_graph(), and searches
+// for schedules by planning a step again.
 #include <string.h>
 
 #include "jaxpp/advise.h"
@@ -11,7 +11,7 @@
 // Asks Python, during planning, how many bytes values take on a device.
 typedef struct measuring {
   PyObject* measure;  // (Staged) -> bytes of every value, or None
-  PyObject* staged;   // the Staged that it was asked with
+  PyObject* staged;   // the Staged that was passed to it
   bool raised;
 } measuring_t;
 
@@ -36,7 +36,7 @@ static jpp_status_t* measure_values(void* context, const jpp_staged_t* staged,
   return m->raised ? jpp_status_make(JPP_CANCELLED, "an exception in Python") : NULL;
 }
 
-// Python may still hold the Staged that it was given.
+// Python may still hold the Staged that was passed to it.
 static void settle_staged(const measuring_t* m, jpp_py_plan_t* plan) {
   jpp_py_staged_t* staged = (jpp_py_staged_t*)m->staged;
   if (!staged) return;
@@ -50,7 +50,7 @@ static void settle_staged(const measuring_t* m, jpp_py_plan_t* plan) {
 
 typedef struct py_limits {
   jpp_memory_limits_t limits;
-  const jpp_memory_limits_t* given;  // NULL: None was
+  const jpp_memory_limits_t* given;  // NULL: None was passed
   uint64_t* bytes;
   uint32_t* devices;
 } py_limits_t;
@@ -60,8 +60,8 @@ static void free_limits(py_limits_t* limits) {
   jpp_free(limits->devices);
 }
 
-// None, or (bytes, devices) with a number for each rank; `devices` may be None. False if
-// it raised; free what was read otherwise.
+// Reads None, or (bytes, devices) with a number for each rank; `devices` may be None.
+// Returns false if it raised; otherwise the caller frees what was read.
 static bool read_limits(PyObject* given, uint32_t ranks, py_limits_t* out_limits) {
   PyObject *bytes = NULL, *devices = NULL;
   py_limits_t limits = {0};
@@ -113,11 +113,12 @@ static bool make_plan(jpp_py_plan_t* self, jpp_plan_options_t* options,
   }
   self->planned = planned;
   settle_staged(measuring, self);
-  if (measuring->raised) {  // the exception is set
+  if (measuring->raised) {  // the exception is already set
     jpp_status_free(status);
     return false;
   }
-  if (self->planned) self->plan = self->planned->plan;  // NULL after a partition alone
+  if (self->planned)
+    self->plan = self->planned->plan;  // NULL if only the graph was partitioned
   return jpp_py_check(status);
 }
 
@@ -355,7 +356,7 @@ static PyObject* plan_text(PyObject* object, PyObject* unused) {
   return jpp_py_take_text(text);
 }
 
-// It is not called again after an exception.
+// After an exception it is not called again.
 static void append_sharding(void* user, uint32_t value, jpp_str_t* str) {
   if (PyErr_Occurred()) return;
   PyObject* text = PyObject_CallFunction(user, "I", value);
@@ -404,7 +405,7 @@ static PyObject* found_to_record(jpp_search_result_t* result) {
                        PyLong_FromUnsignedLongLong(result->tried));
 }
 
-// Fills in what a search needs of a loop's sizes; `schedules` has one of these sizes.
+// Fills in the loop's sizes for a search; `schedules` has a schedule of these sizes.
 static bool read_search(const jpp_advise_search_t* step, PyObject* list,
                         jpp_search_options_t* options, jpp_cost_t** out_costs) {
   const jpp_schedule_t* like = step->schedules[step->loop];
@@ -435,7 +436,8 @@ static PyObject* search_for_loop(const jpp_advise_search_t* step, PyObject* cost
   return ok ? found_to_record(&result) : NULL;
 }
 
-// The plan is one of a trial of the graph, with fewer microbatches but the same values.
+// The plan must be one of a trial of the graph, with fewer microbatches but the same
+// values.
 static bool check_like(const jpp_advise_search_t* step) {
   const jpp_graph_t* like = step->like->staged->graph;
   const jpp_graph_t* graph = step->graph;
@@ -534,14 +536,15 @@ static PyObject* plan_hashes(PyObject* object, PyObject* unused) {
 
 static PyMethodDef kMethods[] = {
     {"partition", plan_partition, METH_VARARGS | METH_STATIC,
-     "partition(graph, schedules, /)\n--\n\nThe graph partitioned in tasks, unplanned."},
+     "partition(graph, schedules, /)\n--\n\nPartitions a graph into tasks, without "
+     "planning it."},
     {"staged", plan_staged, METH_NOARGS,
-     "staged($self, /)\n--\n\nThe graph partitioned in tasks."},
+     "staged($self, /)\n--\n\nThe graph, partitioned into tasks."},
     {"proof", plan_proof, METH_NOARGS,
-     "proof($self, /)\n--\n\nWhat the proof found: runs, transfers, peaks by kind."},
+     "proof($self, /)\n--\n\nThe checker's report: runs, transfers, peaks by kind."},
     {"donations", plan_donations, METH_NOARGS,
      "donations($self, /)\n--\n\n"
-     "For every input of every task None, or the output that takes over its memory."},
+     "For each input of each task, the output that takes over its memory, or None."},
     {"summary", plan_summary, METH_NOARGS,
      "summary($self, /)\n--\n\nA RankSummary for each rank."},
     {"costs", plan_costs, METH_VARARGS,
@@ -550,7 +553,8 @@ static PyMethodDef kMethods[] = {
      "(src, dst, messages, bytes) for each link, the given collectives, and a table."},
     {"search", plan_search, METH_VARARGS,
      "search($self, graph, loop, schedules, costs, memory_limits, seconds, /)\n--\n\n"
-     "Searches a schedule for a loop of the graph, with this plan's bytes of values."},
+     "Searches for a schedule for a loop of the graph, with this plan's sizes of "
+     "values."},
     {"predict", jpp_py_plan_predict, METH_VARARGS,
      "predict($self, traces, rank_devices, devices_per_rank, cores, threads, processes, "
      "call, latency, bandwidth, host_bandwidth, steps, steps_in_flight, /)\n--\n\n"
@@ -566,14 +570,13 @@ static PyMethodDef kMethods[] = {
      "that of each device begins."},
     {"explain", plan_explain, METH_VARARGS,
      "explain($self, collectives, /)\n--\n\n"
-     "The page of `jaxpp plan`, with Runtime.collectives()."},
+     "The output of `jaxpp plan`, with Runtime.collectives()."},
     {"explain_memory", plan_explain_memory, METH_VARARGS,
      "explain_memory($self, rank, message, /)\n--\n\n"
-     "An out-of-memory message with what the plan says of the rank."},
+     "Extends an out-of-memory message with the plan's memory use of the rank."},
     {"hashes", plan_hashes, METH_NOARGS,
-     "hashes($self, /)\n--\n\n"
-     "What makes a step the same step, as numbers, from the likely cause of a difference "
-     "to what follows from it."},
+     "hashes($self, /)\n--\n\nThe plan's hashes, ordered from likely causes of a "
+     "difference to their consequences."},
     {"check_host_limit", plan_check_host_limit, METH_O,
      "check_host_limit($self, limits, /)\n--\n\n"
      "Raises unless the peaks in pinned host memory are within the limits."},
@@ -581,9 +584,8 @@ static PyMethodDef kMethods[] = {
      "steps_in_flight($self, memory_limits, wanted, /)\n--\n\n"
      "How many steps, at most `wanted`, may be in flight within the limits (or None)."},
     {"program_text", plan_program_text, METH_O,
-     "program_text($self, sharding_of, /)\n--\n\n"
-     "All actors, as a jaxpr. sharding_of(value) is the text of how one that ranks "
-     "transfer lies on each."},
+     "program_text($self, sharding_of, /)\n--\n\nAll actors, as a jaxpr. "
+     "sharding_of(value) returns the layout of a transferred value as text."},
     {"text", plan_text, METH_NOARGS, "text($self, /)\n--\n\nThe programs' text form."},
     {NULL, NULL, 0, NULL},
 };
@@ -591,9 +593,9 @@ static PyMethodDef kMethods[] = {
 static PyType_Slot kSlots[] = {
     {Py_tp_doc,
      "Plan(graph, schedules, memory_limits, measure, offload, /)\n--\n\n"
-     "What every rank does in a step, proved. `memory_limits`: None, or bytes for each "
-     "rank and, where what ranks on the same devices take adds up, the number of its "
-     "devices. `measure`, if not None, is called with the Staged and gives the bytes of "
+     "The proved programs of all ranks. `memory_limits`: None, or (bytes for each rank, "
+     "the group of devices of each rank, whose needs add up, or None). `measure`, if not "
+     "None, is called with the Staged and gives the bytes of "
      "every value on one device, or None."},
     {Py_tp_new, (void*)plan_new},
     {Py_tp_dealloc, (void*)plan_dealloc},

@@ -1,4 +1,4 @@
-// Plan files in Python: Plan.save(), and jaxpp._core.PlanFile, which was read from one.
+// Plan files in Python: Plan.save(), and jaxpp._core.PlanFile, a file that was read.
 #include "jaxpp/planfile.h"
 
 #include <string.h>
@@ -7,7 +7,7 @@
 
 // --- Saving ---------------------------------------------------------------------------
 
-// The memory that the contents point to while they are passed to the library.
+// The memory to which the contents point while they are passed to the library.
 typedef struct saving {
   PyObject* path;
   jpp_py_utf8_t platform;
@@ -23,7 +23,8 @@ typedef struct saving {
   jpp_planfile_contents_t contents;
 } saving_t;
 
-// A list of bytes objects. Returns a tuple that keeps them alive; NULL if it raised.
+// Reads a list of bytes objects. Returns a tuple that keeps them alive; NULL if it
+// raised.
 static PyObject* read_blobs(PyObject* list, jpp_planfile_bytes_t** out_table,
                             uint32_t* out_count) {
   PyObject* tuple = PySequence_Tuple(list);
@@ -55,7 +56,7 @@ static uint32_t ndim_of(const jpp_graph_t* graph, uint32_t number) {
   return graph->values[value].type.ndim;
 }
 
-// One flat list: the box and its places on the devices, array after array.
+// One flat list: for each array, the shape of a box and the start of each device's box.
 static bool read_layouts(saving_t* s) {
   const jpp_graph_t* graph = s->contents.planned->graph;
   uint32_t count = graph->num_args + graph->num_outputs, numbers = 0;
@@ -138,7 +139,7 @@ PyObject* jpp_py_plan_save(PyObject* plan, PyObject* args) {
                              &s.axis_names, &s.axis_sizes, jpp_py_u32_converter,
                              &s.contents.steps_in_flight, &s.options, &s.modules,
                              &s.task_modules, &s.layouts, &s.constants, &s.front);
-  // After a failure the parser has released what its converters and buffers had.
+  // After a failure the parser has released what its converters and buffers held.
   if (!ok) return NULL;
   ok = save(&s);
   saving_deinit(&s);
@@ -209,12 +210,13 @@ static PyMethodDef kMethods[] = {
     {"plan", file_plan, METH_NOARGS,
      "plan($self, /)\n--\n\nThe Plan, made and proved again."},
     {"contents", file_contents, METH_NOARGS,
-     "contents($self, /)\n--\n\nPlanFileContents: what is in the file beside the plan."},
+     "contents($self, /)\n--\n\nPlanFileContents: everything in the file except the "
+     "plan."},
     {NULL, NULL, 0, NULL},
 };
 
 static PyType_Slot kSlots[] = {
-    {Py_tp_doc, "PlanFile(path, /)\n--\n\nA plan file, read. Releases the GIL."},
+    {Py_tp_doc, "PlanFile(path, /)\n--\n\nA plan file that was read. Releases the GIL."},
     {Py_tp_new, (void*)file_new},
     {Py_tp_dealloc, (void*)file_dealloc},
     {Py_tp_methods, kMethods},

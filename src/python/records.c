@@ -1,6 +1,6 @@
-// The values that methods of jaxpp._core return: a record type for each kind of row, so
-// that Python reads fields by name; and the library's enums as ints, so that Python does
-// not copy them by hand.
+// The values that methods of jaxpp._core return: a record type for each kind of row,
+// whose fields Python reads by name; and the library's enums as ints, so that Python need
+// not repeat them.
 #include <string.h>
 
 #include "jaxpp/advise.h"
@@ -52,7 +52,7 @@ static PyStructSequence_Field kSearchResult[] = {
     {"name", "of a built-in schedule, or \"searched\""},
     {"makespan", "in the unit of the costs"},
     {"bound", "no schedule is shorter"},
-    {"built_in", "the best built-in one that fits; None: none does"},
+    {"built_in", "the best built-in schedule that fits; None: none fits"},
     {"built_in_makespan", "0 without one"},
     {"tried", "how many schedules"},
     {NULL, NULL},
@@ -61,7 +61,7 @@ static PyStructSequence_Field kSearchResult[] = {
 static PyStructSequence_Field kDeviceInfo[] = {
     {"id", "as the plugin numbers it"},
     {"kind", "as the plugin calls it"},
-    {"hardware_id", "which of the machine's devices it is"},
+    {"hardware_id", "its number among the machine's devices"},
     {NULL, NULL},
 };
 
@@ -88,15 +88,15 @@ static PyStructSequence_Field kCompiled[] = {
 };
 
 static PyStructSequence_Field kPlanFileContents[] = {
-    {"maker", "who wrote it: \"jaxpp 0.2.0\""},
-    {"platform", "of the devices that the modules are for"},
+    {"maker", "the writer: \"jaxpp 0.2.0\""},
+    {"platform", "of the devices that the modules were compiled for"},
     {"devices_per_rank", NULL},
-    {"device_ids", "as the plugin numbers them, rank after rank"},
+    {"device_ids", "the plugin's ids, rank after rank"},
     {"compile_options", "a CompileOptionsProto without a device assignment"},
     {"modules", "StableHLO, a list of bytes"},
-    {"task_modules", "for each task its module; None for one without ops"},
+    {"task_modules", "the module of each task; None for a task without ops"},
     {"constants", "the last arguments, a list of bytes"},
-    {"front", "what the front end saved for itself"},
+    {"front", "data of the front end"},
     {NULL, NULL},
 };
 
@@ -104,10 +104,10 @@ static PyStructSequence_Field kScheduleInfo[] = {
     {"name", "\"interleaved-1f1b\""},
     {"class_name", "\"Interleaved1F1B\""},
     {"help", "one line"},
-    {"paper", "its number in arXiv, or who and when"},
+    {"paper", "its arXiv number, or author and year"},
     {"stages_a_rank", "0: any"},
-    {"can_fuse", "whether fuse_steady_state means something"},
-    {"example", "ScheduleSizes that it serves"},
+    {"can_fuse", "whether it supports fuse_steady_state"},
+    {"example", "ScheduleSizes that it supports"},
     {NULL, NULL},
 };
 
@@ -129,7 +129,7 @@ static PyStructSequence_Field kScheduleTask[] = {
 
 static PyStructSequence_Field kStageCosts[] = {
     {"forward", "of a microbatch, in ms"},
-    {"backward", "of its input gradients, or of the whole backward"},
+    {"backward", "of the input gradients, or of the whole backward"},
     {"weight", "of its weight gradients"},
     {"forward_spread", "the standard deviation of what was measured"},
     {"backward_spread", NULL},
@@ -143,22 +143,22 @@ static PyStructSequence_Field kTaskRun[] = {
     {"microbatch", "-1 outside the loops"},
     {"issued", "in ns from the step's begin"},
     {"start", "when the device could begin"},
-    {"end", "when the results were there"},
+    {"end", "when the results existed"},
     {NULL, NULL},
 };
 
 static PyStructSequence_Field kDecision[] = {
     {"action", "\"use\", \"borrow\" or \"upload\""},
     {"part", "to use: the number of the array"},
-    {"ranks", "to borrow: on which ranks the array then is"},
+    {"ranks", "to borrow: the ranks that will hold the array"},
     {"blocks",
-     "numbers of given blocks: to borrow, of each rank's devices; to upload, those "
-     "needed"},
+     "numbers of given blocks: to borrow, one per device of each rank; to upload, the "
+     "needed ones"},
     {NULL, NULL},
 };
 
 static PyStructSequence_Field kJobPart[] = {
-    {"rank_process", "for each rank the process that this one exchanges values with"},
+    {"rank_process", "for each rank, the process with which this one exchanges values"},
     {"places", "positions of this process's devices in each of its ranks"},
     {"spans", "whether any rank spans processes"},
     {NULL, NULL},
@@ -172,9 +172,9 @@ static PyStructSequence_Desc kRecords[] = {
     [JPP_PY_STAGED_OP] = {"jaxpp._core.StagedOp", "An op of a partitioned step.",
                           JPP_PY_FIELDS(kStagedOp)},
     [JPP_PY_PLACED_VALUE] = {"jaxpp._core.PlacedValue",
-                             "An argument or result, and where it lies.",
+                             "An argument or result, and its ranks.",
                              JPP_PY_FIELDS(kPlacedValue)},
-    [JPP_PY_RANK_SUMMARY] = {"jaxpp._core.RankSummary", "What a rank does and keeps.",
+    [JPP_PY_RANK_SUMMARY] = {"jaxpp._core.RankSummary", "A rank's work and memory.",
                              JPP_PY_FIELDS(kRankSummary)},
     [JPP_PY_SEARCH_RESULT] = {"jaxpp._core.SearchResult", "What a search found.",
                               JPP_PY_FIELDS(kSearchResult)},
@@ -182,14 +182,14 @@ static PyStructSequence_Desc kRecords[] = {
                             JPP_PY_FIELDS(kDeviceInfo)},
     [JPP_PY_GLOBAL_DEVICE] = {"jaxpp._core.GlobalDevice", "A device of some node's.",
                               JPP_PY_FIELDS(kGlobalDevice)},
-    [JPP_PY_CLIENT_INFO] = {"jaxpp._core.ClientInfo", "What a plugin says of itself.",
+    [JPP_PY_CLIENT_INFO] = {"jaxpp._core.ClientInfo", "A plugin's description of itself.",
                             JPP_PY_FIELDS(kClientInfo)},
     [JPP_PY_COMPILED] = {"jaxpp._core.Compiled", "What a compilation gives.",
                          JPP_PY_FIELDS(kCompiled)},
     [JPP_PY_PLANFILE_CONTENTS] = {"jaxpp._core.PlanFileContents",
-                                  "What is in a plan file beside the plan.",
+                                  "The contents of a plan file, except the plan.",
                                   JPP_PY_FIELDS(kPlanFileContents)},
-    [JPP_PY_SCHEDULE_INFO] = {"jaxpp._core.ScheduleInfo", "What a built-in schedule is.",
+    [JPP_PY_SCHEDULE_INFO] = {"jaxpp._core.ScheduleInfo", "A built-in schedule.",
                               JPP_PY_FIELDS(kScheduleInfo)},
     [JPP_PY_SCHEDULE_SIZES] = {"jaxpp._core.ScheduleSizes", "What a schedule is for.",
                                JPP_PY_FIELDS(kScheduleSizes)},
@@ -199,10 +199,10 @@ static PyStructSequence_Desc kRecords[] = {
                             JPP_PY_FIELDS(kStageCosts)},
     [JPP_PY_TASK_RUN] = {"jaxpp._core.TaskRun", "A task as it ran in a traced step.",
                          JPP_PY_FIELDS(kTaskRun)},
-    [JPP_PY_DECISION] = {"jaxpp._core.Decision", "What becomes of an argument.",
+    [JPP_PY_DECISION] = {"jaxpp._core.Decision", "The decision about an argument.",
                          JPP_PY_FIELDS(kDecision)},
     [JPP_PY_JOB_PART] = {"jaxpp._core.JobPart",
-                         "The ranks of a mesh as a process sees them.",
+                         "The ranks of a mesh, as one process sees them.",
                          JPP_PY_FIELDS(kJobPart)},
 };
 
@@ -263,9 +263,9 @@ static const struct {
     {"TASK_BWD_I", JPP_TASK_BWD_I},
     {"TASK_BWD_W", JPP_TASK_BWD_W},
     {"TRIAL_MICROBATCHES", kJppTrialMicrobatches},
-    {"NONE", JPP_NONE},               // the module of a task without ops, and the like
+    {"NONE", JPP_NONE},               // for example the module of a task without ops
     {"ANY_RANK", JPP_ANY_RANK},       // every device of every rank
-    {"NO_RANK", JPP_NO_RANK},         // none of them
+    {"NO_RANK", JPP_NO_RANK},         // no rank
     {"LARGEST_COUNT", INT32_MAX},     // of stages, ranks and microbatches
     {"LARGEST_LATENCY", UINT16_MAX},  // of a task in a schedule
 };
@@ -275,7 +275,7 @@ static PyObject* make_code(const void* unused, uint64_t index) {
   return PyUnicode_FromString(jpp_status_code_name((jpp_status_code_t)(index + 1)));
 }
 
-// The names that the `code` of a JaxppError may have.
+// Adds the values that the `code` of a JaxppError can have.
 static bool add_codes(PyObject* module) {
   PyObject* list = jpp_py_make_list(JPP_STATUS_CODE_COUNT - 1, make_code, NULL);
   PyObject* tuple = list ? PyList_AsTuple(list) : NULL;

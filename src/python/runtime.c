@@ -7,23 +7,23 @@
 
 typedef struct runtime_object {
   PyObject ob_base;
-  struct runtime_object *next, *before;  // of all that live
+  struct runtime_object *next, *before;  // list of all runtimes
   jpp_runtime_t* runtime;
   const jpp_plan_t* plan;  // of plan_object
   PyObject *client, *plan_object;
   PyObject* executables;  // a tuple, [tasks]: an Executable or None
   uint32_t devices_per_rank;
   bool waits;        // a call returns when the step is done
-  bool interrupted;  // somebody gave up waiting for a step
-  bool networked;    // other processes need its steps
+  bool interrupted;  // a caller stopped waiting for a step
+  bool networked;    // other processes depend on its steps
 } runtime_object_t;
 
-static runtime_object_t* g_runtimes;  // under the GIL, as is the next one
-static unsigned long g_closer;        // the thread that ends the interpreter; 0: none yet
+static runtime_object_t* g_runtimes;  // this and the next one: under the GIL
+static unsigned long g_closer;  // the thread that ends the interpreter; 0: not yet known
 
 // --- Making ---------------------------------------------------------------------------
 
-// self->executables, of which there must be `count`.
+// Reads self->executables, of which there must be `count`.
 static bool read_executables(const runtime_object_t* self, bool portable, uint32_t count,
                              jpp_task_executable_t* table) {
   Py_ssize_t found = PyTuple_Size(self->executables);
@@ -43,7 +43,8 @@ static bool read_executables(const runtime_object_t* self, bool portable, uint32
   return true;
 }
 
-// Which process has each rank; the transport between them becomes the runtime's.
+// Reads which process has each rank; the transport between the processes becomes the
+// runtime's.
 static bool read_processes(const runtime_object_t* self, PyObject* processes,
                            PyObject* network, uint32_t** out_processes,
                            jpp_runtime_options_t* options) {
@@ -137,7 +138,7 @@ static PyObject* runtime_new(PyTypeObject* type, PyObject* args, PyObject* kwarg
   return NULL;
 }
 
-// An executable may keep a callback whose function calls the step again.
+// An executable may keep a callback alive whose function calls the step again.
 static int runtime_traverse(PyObject* object, visitproc visit, void* arg) {
   Py_VISIT(Py_TYPE(object));
   Py_VISIT(((runtime_object_t*)object)->executables);
@@ -151,9 +152,9 @@ static void unlist(runtime_object_t* self) {
   self->next = self->before = NULL;
 }
 
-// Ends the runtime, which borrows the executables; nobody can call it any more. Its steps
-// are finished first, which may take callbacks into Python. One whose devices hang, after
-// the failure of its job, stays for them, with what they run.
+// Ends the runtime, which borrows the executables; no caller can reach it any more. Its
+// steps are finished first, which may run callbacks into Python. If its devices hang
+// after a failure of the job, it is not freed, and neither are its executables.
 static int runtime_clear(PyObject* object) {
   runtime_object_t* self = (runtime_object_t*)object;
   jpp_runtime_t* runtime = self->runtime;
@@ -181,12 +182,12 @@ static void runtime_dealloc(PyObject* object) {
 
 // --- A step ---------------------------------------------------------------------------
 
-// What one call needs.
+// The arrays of one call.
 typedef struct call {
   runtime_object_t* self;
   uint32_t num_args, num_results;
   jpp_array_t** args;     // [num_args] borrowed from the caller's list
-  jpp_array_t** results;  // [num_results] held; behind args, in one allocation
+  jpp_array_t** results;  // [num_results] held; they follow args in the same allocation
 } call_t;
 
 static bool read_args(call_t* call, PyObject* list) {
@@ -271,7 +272,8 @@ static bool run_call(call_t* call) {
   return ok;
 }
 
-// Until the first `count` steps are done. Raises what nobody has heard of yet.
+// Waits until the first `count` steps are done. Raises a failure that was not reported
+// before.
 static bool await_first_steps(runtime_object_t* self, uint64_t count) {
   if (!check_open(self)) return false;
   jpp_py_wait_t wait;
@@ -286,15 +288,16 @@ static bool await_steps(runtime_object_t* self) {
   return await_first_steps(self, UINT64_MAX);
 }
 
-// Gives up the steps under way. The devices still work on what they were given, callbacks
-// into Python included, and nobody waits for them: what they run is never freed.
+// Cancels the steps in flight. The devices still execute the work that they have,
+// including callbacks into Python, and no thread waits for them; therefore the
+// executables are never freed.
 static void cancel_steps(runtime_object_t* self) {
   jpp_runtime_cancel(self->runtime);
   Py_XINCREF(self->executables);
 }
 
-// One who waits in the call and gives up has nothing of the step: it is cancelled, which
-// takes a moment, and is no failure that anybody is to be told.
+// A caller that waits inside the call and is interrupted does not get the step's results:
+// the step is cancelled, which takes a moment, and its failure is not reported.
 static bool await_call(runtime_object_t* self) {
   if (await_steps(self)) return true;
   if (!self->interrupted) return false;
@@ -391,7 +394,7 @@ static PyObject* runtime_memory(PyObject* object, PyObject* args) {
   return jpp_py_make_list(sizeof(numbers) / sizeof(*numbers), make_number, numbers);
 }
 
-// Whether what it runs can be seen from outside the devices.
+// Whether a step has effects outside the devices.
 static bool has_callbacks(const runtime_object_t* self) {
   for (Py_ssize_t i = 0; i < PyTuple_Size(self->executables); ++i) {
     PyObject* item = PyTuple_GetItem(self->executables, i);
@@ -402,7 +405,7 @@ static bool has_callbacks(const runtime_object_t* self) {
   return false;
 }
 
-// Leaves the job, once the others have what they need of this process.
+// Leaves the job once the others no longer need this process.
 static void leave_job(runtime_object_t* self) {
   jpp_runtime_t* runtime = self->runtime;
   self->runtime = NULL;
@@ -411,8 +414,8 @@ static void leave_job(runtime_object_t* self) {
   Py_END_ALLOW_THREADS
 }
 
-// Steps under way that nobody waits for, and that call nothing back, are given up, unless
-// other processes depend on them. True: the job that they are in has failed.
+// Cancels steps in flight that no caller waits for and that call nothing back, unless
+// other processes depend on them. Returns true if their job has failed.
 PyObject* jpp_py_runtimes_close(PyObject* module, PyObject* unused) {
   (void)module, (void)unused;
   g_closer = PyThread_get_thread_ident();
@@ -426,7 +429,7 @@ PyObject* jpp_py_runtimes_close(PyObject* module, PyObject* unused) {
     bool ok = await_steps(self);
     broken |= jpp_runtime_is_broken(self->runtime);
     bool hangs = jpp_runtime_has_given_up(self->runtime);
-    if (hangs) cancel_steps(self);  // keeps what they run
+    if (hangs) cancel_steps(self);  // keeps the executables
     if (self->networked && !self->interrupted && !hangs) leave_job(self);
     if (ok) continue;
     if (given_up || (jpp_py_job_told && self->networked)) {
@@ -435,7 +438,7 @@ PyObject* jpp_py_runtimes_close(PyObject* module, PyObject* unused) {
       cancel_steps(self);
       return NULL;
     } else {
-      PyErr_WriteUnraisable((PyObject*)self);  // a failure that nobody waited for
+      PyErr_WriteUnraisable((PyObject*)self);  // a failure that no caller waited for
     }
   }
   return PyBool_FromLong(broken);
@@ -485,7 +488,7 @@ static PyObject* runtime_trace(PyObject* object, PyObject* unused) {
   return trace ? jpp_py_make_list(trace->num_runs, make_run, trace) : NULL;
 }
 
-// Costs and spreads of all stages, and the loop at hand's first one.
+// The costs and spreads of all stages, and the first stage of the current loop.
 typedef struct measured {
   jpp_cost_t *costs, *spreads;
   uint32_t first;
@@ -513,7 +516,7 @@ static bool measure(call_t* call, uint32_t stages, measured_t* measured) {
   return ok;
 }
 
-// A list for each loop.
+// Makes a list for each loop.
 static PyObject* costs_to_lists(const jpp_staged_t* staged, measured_t* measured) {
   PyObject* lists = PyList_New(staged->graph->num_loops);
   for (uint32_t l = 0; lists && l < staged->graph->num_loops; ++l) {
@@ -552,7 +555,7 @@ static PyObject* runtime_measure(PyObject* object, PyObject* args) {
 
 enum { kMostTraces = 64 };
 
-// The last `count` steps, the oldest first, in out_traces.
+// Stores the last `count` steps in out_traces, the oldest first.
 static bool last_traces(PyObject* object, uint32_t count,
                         const jpp_trace_t** out_traces) {
   if (!last_trace(object)) return false;
@@ -595,12 +598,12 @@ static PyObject* runtime_trace_peaks(PyObject* object, PyObject* unused) {
 
 static PyMethodDef kMethods[] = {
     {"step", runtime_step, METH_VARARGS,
-     "step($self, values, waits, /)\n--\n\n"
-     "Begins a step on a list of Values, one an argument; gives one for each result, a "
-     "promise unless it `waits`."},
+     "step($self, values, waits, /)\n--\n\nBegins a step on a list of Values, one per "
+     "argument; returns one per result, a promise unless it `waits`."},
     {"wait", runtime_wait, METH_VARARGS,
      "wait($self, count, /)\n--\n\n"
-     "Until the first `count` steps are done; raises a failure that nobody has seen."},
+     "Waits until the first `count` steps are done; raises a failure that was not "
+     "reported yet."},
     {"collectives", runtime_collectives, METH_VARARGS,
      "collectives($self, names, sizes, /)\n--\n\n"
      "(rank, task, kind, axes, times, bytes) for each collective of the tasks compiled "
@@ -608,20 +611,20 @@ static PyMethodDef kMethods[] = {
      "this process. A rank's mesh has axes of these names and sizes."},
     {"memory", runtime_memory, METH_VARARGS,
      "memory($self, rank, /)\n--\n\n"
-     "(arguments, results, donated, temporary, code, peak) in bytes on each device."},
+     "Bytes on each device: (arguments, results, donated, temporary, code, peak)."},
     {"num_steps", runtime_num_steps, METH_NOARGS,
-     "num_steps($self, /)\n--\n\nHow many steps were called so far."},
+     "num_steps($self, /)\n--\n\nThe number of steps called so far."},
     {"set_checks", runtime_set_checks, METH_VARARGS,
      "set_checks($self, nans, infs, /)\n--\n\n"
-     "Refuses such results, from the next step on."},
+     "Makes such results errors, from the next step on."},
     {"set_tracing", runtime_set_tracing, METH_O,
-     "set_tracing($self, enabled, /)\n--\n\nFrom the next step on."},
+     "set_tracing($self, enabled, /)\n--\n\nTurns tracing on or off, from the next step "
+     "on."},
     {"trace", runtime_trace, METH_NOARGS,
      "trace($self, /)\n--\n\nThe TaskRuns of the last traced step."},
     {"measure", runtime_measure, METH_VARARGS,
-     "measure($self, values, /)\n--\n\n"
-     "The StageCosts of each loop, from a few runs on these values, of which none is "
-     "donated."},
+     "measure($self, values, /)\n--\n\nThe StageCosts of each loop, from a few runs on "
+     "these values; none may be donated."},
     {"trace_json", runtime_trace_json, METH_VARARGS,
      "trace_json($self, steps, /)\n--\n\nThe last traced steps for Perfetto."},
     {"trace_peaks", runtime_trace_peaks, METH_NOARGS,

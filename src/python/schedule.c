@@ -114,7 +114,7 @@ static PyObject* schedule_one_pass(PyObject* type, PyObject* args) {
   return jpp_py_wrap_schedule(schedule);
 }
 
-// In the order of the loops: the given schedules, and those that were made.
+// Joins the given schedules and the made ones, in the order of the loops.
 static PyObject* join_schedules(PyObject* given, uint32_t count, jpp_schedule_t** made) {
   PyObject* list = PyList_New(count);
   for (uint32_t l = 0; list && l < count; ++l) {
@@ -212,7 +212,8 @@ static bool read_row(PyObject* sequence, jpp_schedule_row_t* row) {
   return true;
 }
 
-// A row for each rank; `list` has as many. Free each row's tasks, also after a failure.
+// Reads one row per rank; `list` has that many. The caller frees each row's tasks, even
+// after a failure.
 static bool read_rows(PyObject* list, uint32_t ranks, jpp_schedule_row_t* rows) {
   for (uint32_t r = 0; r < ranks; ++r) {
     PyObject* row = PySequence_GetItem(list, r);
@@ -266,7 +267,7 @@ static PyObject* schedule_from_csv(PyObject* type, PyObject* args) {
   return ok ? jpp_py_wrap_schedule(schedule) : NULL;
 }
 
-// Replaces a TypeError by a JaxppError; other exceptions, such as Ctrl-C, stay.
+// Replaces a TypeError by a JaxppError; other exceptions, such as Ctrl-C, are kept.
 static void refuse_costs(PyObject* item, uint32_t stage) {
   if (!item || !PyErr_ExceptionMatches(PyExc_TypeError)) return;
   PyErr_Clear();
@@ -372,7 +373,7 @@ static PyObject* task_to_record(const jpp_schedule_task_t* task) {
 }
 
 static PyObject* make_row(const void* rows, uint64_t rank) {
-  // Idle steps one by one.
+  // Idle steps become separate entries.
   const jpp_schedule_row_t* row = &((const jpp_schedule_row_t*)rows)[rank];
   PyObject* list = PyList_New(0);
   for (uint32_t i = 0; list && i < row->count; ++i) {
@@ -413,19 +414,18 @@ static PyMethodDef kMethods[] = {
      "A built-in schedule."},
     {"check", schedule_check, METH_VARARGS | METH_STATIC,
      "check(name, stages, ranks, /)\n--\n\n"
-     "Raises if no number of microbatches makes it a built-in schedule."},
+     "Raises if the built-in schedule does not support these stages and ranks."},
     {"built_ins", schedule_built_ins, METH_NOARGS | METH_STATIC,
      "built_ins()\n--\n\nA ScheduleInfo of each built-in schedule."},
     {"placeholders", schedule_placeholders, METH_VARARGS | METH_STATIC,
-     "placeholders(graph, ranks, schedules, /)\n--\n\n"
-     "A list with a Schedule for each loop of the graph: the given one or, for None, one "
-     "microbatch after the other."},
+     "placeholders(graph, ranks, schedules, /)\n--\n\nA Schedule for each loop of the "
+     "graph: the given one or, for None, a schedule of one microbatch after the other."},
     {"one_pass", schedule_one_pass, METH_VARARGS | METH_STATIC,
      "one_pass(stages, ranks, microbatches, split_backward, /)\n--\n\n"
      "One microbatch after the other, each forward and back."},
     {"from_rows", schedule_from_rows, METH_VARARGS | METH_STATIC,
      "from_rows(name, stages, ranks, microbatches, rows, /)\n--\n\n"
-     "A schedule of a list of ScheduleTasks per rank."},
+     "A schedule with a list of ScheduleTasks per rank."},
     {"from_csv", schedule_from_csv, METH_VARARGS | METH_STATIC,
      "from_csv(file, text, /)\n--\n\n"
      "A schedule in CSV form; `file` is what errors name."},
@@ -436,17 +436,20 @@ static PyMethodDef kMethods[] = {
     {"csv", schedule_csv, METH_VARARGS,
      "csv($self, communication, /)\n--\n\nThe CSV form."},
     {"sizes", schedule_sizes, METH_NOARGS,
-     "sizes($self, /)\n--\n\nHow many stages, ranks and microbatches."},
+     "sizes($self, /)\n--\n\nThe numbers of stages, ranks and microbatches."},
     {"rows", schedule_rows, METH_NOARGS,
-     "rows($self, /)\n--\n\nA list of ScheduleTasks per rank, idle steps one by one."},
-    {"text", schedule_text, METH_NOARGS, "text($self, /)\n--\n\nA line a rank."},
+     "rows($self, /)\n--\n\nA list of ScheduleTasks per rank, with one entry per idle "
+     "step."},
+    {"text", schedule_text, METH_NOARGS,
+     "text($self, /)\n--\n\nThe text form, one line per rank."},
     {"stage_ranks", schedule_stage_ranks, METH_NOARGS,
      "stage_ranks($self, /)\n--\n\nThe rank of each stage."},
     {NULL, NULL, 0, NULL},
 };
 
 static PyType_Slot kSlots[] = {
-    {Py_tp_doc, "Which rank runs which stage's forward or backward when; proved."},
+    {Py_tp_doc,
+     "Which rank runs which stage's forward or backward, in which order; proved."},
     {Py_tp_dealloc, (void*)schedule_dealloc},
     {Py_tp_methods, kMethods},
     {0, NULL},

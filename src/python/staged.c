@@ -1,5 +1,5 @@
-// jaxpp._core.Staged: tasks and placement, as jaxpp/partition.h decides them, read by the
-// front to lower the tasks.
+// jaxpp._core.Staged: tasks and their placement, as in jaxpp/partition.h; the front end
+// reads them to lower the tasks.
 #include "python/core.h"
 
 PyObject* jpp_py_staged_new(const jpp_staged_t* staged) {
@@ -150,20 +150,21 @@ static PyMethodDef kMethods[] = {
      "outputs($self, /)\n--\n\nA PlacedValue for every result of the step."},
     {"origins", staged_origins, METH_NOARGS,
      "origins($self, /)\n--\n\n"
-     "For every value that of the graph whose type and sharding it has."},
+     "For each value, the graph's value with the same type and sharding."},
     {"partials", staged_partials, METH_NOARGS,
      "partials($self, /)\n--\n\n"
      "(loop, result, values) for each accumulator that is partial over a rank's "
      "devices."},
     {"notes", staged_notes, METH_NOARGS,
-     "notes($self, /)\n--\n\nWhat the partition costs, a sentence each."},
+     "notes($self, /)\n--\n\nCosts of the partition, one sentence each."},
     {"text", staged_text, METH_NOARGS,
      "text($self, /)\n--\n\nThe staged graph's text form."},
     {NULL, NULL, 0, NULL},
 };
 
 static PyType_Slot kSlots[] = {
-    {Py_tp_doc, "A graph partitioned in tasks, placed on ranks: a part of a Plan."},
+    {Py_tp_doc,
+     "A graph partitioned into tasks that are placed on ranks; part of a Plan."},
     {Py_tp_dealloc, (void*)staged_dealloc},
     {Py_tp_methods, kMethods},
     {0, NULL},

@@ -2,19 +2,19 @@
 // such as the one of jax.distributed.
 //
 // `get` takes a key and milliseconds and returns bytes, or None if the key is not there
-// in that time; `put` takes a key and bytes. Any thread of the plugin may call them, also
-// long after the client was made.
+// in that time; `put` takes a key and bytes. Any thread of the plugin may call them, even
+// long after the client was created.
 #include <string.h>
 
 #include "python/core.h"
 #include "python/gate.h"
 
-// The longest time that the interpreter's exit waits for a thread that waits for a key.
+// How long the interpreter's exit may have to wait for a thread that waits for a key.
 enum { kSliceMs = 250 };
 
 static jpp_py_gate_t g_gate;
 
-// Takes the GIL; false if the interpreter is about to exit.
+// Takes the GIL; returns false if the interpreter is about to exit.
 static bool enter_python(PyGILState_STATE* out_state) {
   if (!jpp_py_gate_enter(&g_gate)) return false;
   *out_state = PyGILState_Ensure();
@@ -38,8 +38,8 @@ PyObject* jpp_py_stores_close(PyObject* module, PyObject* unused) {
 
 // --- The calls ------------------------------------------------------------------------
 
-// The raised exception, as an error of the store. A Ctrl-C is raised again in the main
-// thread.
+// Converts the raised exception to an error of the store. A Ctrl-C is raised again in the
+// main thread.
 static jpp_status_t* take_raised(const char* key) {
   bool interrupted = PyErr_ExceptionMatches(PyExc_KeyboardInterrupt);
   PyObject *type = NULL, *value = NULL, *trace = NULL;
@@ -70,7 +70,7 @@ static jpp_status_t* copy_bytes(PyObject* bytes, void** out_value, size_t* out_s
   return NULL;
 }
 
-// Under the GIL.
+// Called with the GIL.
 static jpp_status_t* call_get(const jpp_py_store_t* self, const char* key,
                               uint32_t timeout_ms, void** out_value, size_t* out_size) {
   if (!self->get) return make_closed_error(key);
@@ -89,8 +89,8 @@ static jpp_status_t* call_get(const jpp_py_store_t* self, const char* key,
   return status;
 }
 
-// Any thread, without the GIL. Waits in slices, so that it does not keep the interpreter
-// from its exit.
+// Any thread, without the GIL. Waits in slices, so that it does not delay the
+// interpreter's exit.
 static jpp_status_t* store_get(void* user, const char* key, uint32_t timeout_ms,
                                void** out_value, size_t* out_size) {
   PyGILState_STATE state;
@@ -167,9 +167,9 @@ static void store_dealloc(PyObject* object) {
 
 static PyType_Slot kSlots[] = {
     {Py_tp_doc,
-     "KeyValueStore(get, put, /)\n--\n\n"
-     "Where the clients of several nodes leave each other what they need: get(key, ms) "
-     "returns bytes, or None if the key is not there in time, put(key, bytes) puts it."},
+     "KeyValueStore(get, put, /)\n--\n\nThe store through which the clients of several "
+     "nodes exchange data: get(key, ms) returns bytes, or None if the key is not there "
+     "in time; put(key, bytes) stores them."},
     {Py_tp_new, (void*)store_new},
     {Py_tp_dealloc, (void*)store_dealloc},
     {Py_tp_traverse, (void*)store_traverse},

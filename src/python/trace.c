@@ -5,7 +5,7 @@
 #include "jaxpp/view.h"
 #include "python/core.h"
 
-enum { kMostColumns = 1 << 20 };  // of a drawing
+enum { kMostColumns = 1 << 20 };  // limit on the width of a drawing
 enum { kNameSize = 24 };
 
 typedef struct texts {
@@ -24,7 +24,7 @@ static bool fill_text(PyObject* list, uint32_t index, texts_t* texts) {
   return true;
 }
 
-// Borrows the strs of `list`. False if it raised; release in any case.
+// Borrows the strs of `list`. Returns false if it raised; release them in any case.
 static bool borrow_texts(PyObject* list, texts_t* out_texts) {
   uint32_t count = (uint32_t)PyList_Size(list);
   *out_texts = (texts_t){.count = count};

@@ -1,8 +1,8 @@
 // jaxpp._core.Value: an array on the devices of some ranks, or the promise of a step to
 // make it. The memory belongs to the library's jpp_array_t.
 //
-// Steps make these by the hundred, so they stay out of garbage collection: a Value refers
-// to its client, if it has one, and to nothing else of Python's.
+// Steps make hundreds of these, so they do not take part in garbage collection: a Value
+// refers to its client, if it has one, and to no other Python object.
 #include "python/core.h"
 
 PyObject* jpp_py_value_wrap(PyObject* client, jpp_array_t* array) {
@@ -113,12 +113,12 @@ static PyObject* put_shards(const jpp_array_layout_t* layout, PyObject* client,
   return ok ? jpp_py_value_wrap(client, array) : NULL;
 }
 
-// What put() gets, with devices and shards as [rank][device], flat.
+// The arguments of put(), with devices and shards as [rank][device], flat.
 typedef struct put_args {
   PyObject* client;  // borrowed
-  PyObject* list;    // borrowed; as long as it must be
+  PyObject* list;    // borrowed; its length is checked
   jpp_array_layout_t layout;
-  uint32_t* ranks;    // owned; the layout's
+  uint32_t* ranks;    // owned; those of the layout
   uint32_t* devices;  // owned
   jpp_dtype_t dtype;  // JPP_DTYPE_INVALID for an unknown name
 } put_args_t;
@@ -143,7 +143,7 @@ static bool parse_put_args(PyObject* args, put_args_t* out_args) {
   }
   layout->client = ((jpp_py_client_t*)out_args->client)->client;
   layout->ranks = out_args->ranks;
-  // The list last: what came before may have run code that changes it.
+  // Check the list last, because earlier conversions may have run code that changes it.
   uint64_t count = (uint64_t)layout->num_ranks * layout->devices_per_rank;
   return jpp_py_check_count("devices of the ranks", count, num_devices) &&
          jpp_py_check_count("shards", count, (uint64_t)PyList_Size(out_args->list));
@@ -178,7 +178,8 @@ static PyObject* value_set_origin(PyObject* object, PyObject* origin) {
   Py_RETURN_NONE;
 }
 
-// --- Looking --------------------------------------------------------------------------
+// --- Inspection
+// --------------------------------------------------------------------------
 
 bool jpp_py_value_check_shard(const jpp_array_t* array, uint32_t rank, uint32_t device) {
   const jpp_array_layout_t* layout = jpp_array_layout(array);
@@ -263,15 +264,16 @@ static PyMethodDef kMethods[] = {
      "Makes this a copy of `origin`: donating the copy donates both."},
     {"read", value_read, METH_VARARGS,
      "read($self, rank, device, buffer, /)\n--\n\n"
-     "Waits, and copies a shard into a writable buffer, dense, last dimension fastest."},
+     "Waits, and copies a shard into a writable buffer, dense with the last dimension "
+     "fastest."},
     {"lend", jpp_py_value_lend, METH_VARARGS,
-     "lend($self, rank, device, device_type, device_id, flat, /)\n--\n\n"
-     "Waits, and gives a DLPack capsule of a shard where it is, on the device that "
-     "DLPack calls so; `flat`: of its bytes. None where the memory cannot be shared."},
+     "lend($self, rank, device, device_type, device_id, flat, /)\n--\n\nWaits, and "
+     "returns a DLPack capsule of a shard in place, on the given DLPack device; `flat`: "
+     "of its bytes. None if the memory cannot be shared."},
     {"delete", value_delete, METH_NOARGS,
      "delete($self, /)\n--\n\nFrees the device memory now."},
     {"wait", value_wait, METH_NOARGS,
-     "wait($self, /)\n--\n\nBlocks until the contents are there."},
+     "wait($self, /)\n--\n\nWaits until the contents exist."},
     {"is_ready", value_is_ready, METH_NOARGS,
      "is_ready($self, /)\n--\n\nWhether wait() would return at once."},
     {NULL, NULL, 0, NULL},

@@ -3,7 +3,7 @@
 // of each receiver and its sender.
 #include "schedule/channels.h"
 
-// The stages of rank 0, then those of rank 1, and so on.
+// Lists the stages of rank 0, then those of rank 1, and so on.
 static jpp_status_t* stages_by_rank(const jpp_schedule_t* schedule, jpp_arena_t* scratch,
                                     uint32_t** out_stages) {
   uint32_t* at = NULL;
@@ -17,7 +17,7 @@ static jpp_status_t* stages_by_rank(const jpp_schedule_t* schedule, jpp_arena_t*
   return NULL;
 }
 
-// The channel that was numbered last among those to one receiver.
+// The channel to one receiver that was numbered last.
 typedef struct latest_channel {
   uint32_t sender;  // JPP_NONE: no channel yet
   uint32_t number;

@@ -1,4 +1,4 @@
-// Explains a deadlock by its shortest cycle, with a breadth-first search over the waits
+// Explains a deadlock by its shortest cycle, found by breadth-first search over the waits
 // of the tasks that never start.
 #include "base/str.h"
 #include "schedule/order.h"
@@ -8,25 +8,27 @@ enum { kLongestListing = 9 };  // longer cycles are cut in the middle
 // Limit on the tasks examined; beyond it the shortest cycle found so far is reported.
 enum { kMostLooks = 1 << 25 };
 
-// A task that never starts, and one that it needs, which never starts either.
+// A task that never starts, and a task that it needs and that never starts either.
 typedef struct wait {
-  uint32_t rank, entry;            // of the task
-  uint32_t need_rank, need_entry;  // the rank runs all before that entry first
-  uint32_t parent;  // the wait that led the search here; JPP_NONE: the start
-  uint32_t length;  // of the way from the start
+  uint32_t rank, entry;  // of the task
+  // The needed task; its rank runs all entries before it first.
+  uint32_t need_rank, need_entry;
+  uint32_t parent;  // the wait from which the search came here; JPP_NONE: the start
+  uint32_t length;  // of the path from the start
 } wait_t;
 
-// Breadth first over waits: from a task to a task that it needs, and from there to all
-// tasks that the same rank runs before. A rank is on a shortest cycle at most once: if it
-// occurred twice, one of the two paths between would be a shorter cycle.
+// Breadth-first search over waits: from a task to a task that it needs, and from there to
+// all tasks that the needed task's rank runs before. A rank occurs on a shortest cycle at
+// most once: if it occurred twice, one of the two paths between the occurrences would be
+// a shorter cycle.
 typedef struct search {
   const jpp_schedule_order_t* order;
-  wait_t* queue;  // [capacity]; each adds at least one task that is within reach
+  wait_t* queue;  // [capacity] each adds at least one reachable task
   uint64_t capacity;
   uint64_t tail;
-  uint32_t* reach;  // [ranks] entries below are within reach
-  wait_t* cycle;    // [ranks] the shortest so far
-  uint32_t length;  // of it; more than there are ranks: none so far
+  uint32_t* reach;  // [ranks] entries below this are reachable
+  wait_t* cycle;    // [ranks] the shortest cycle so far
+  uint32_t length;  // its length; more than the number of ranks: none so far
   uint64_t looks;
 } search_t;
 
@@ -56,8 +58,8 @@ static void keep_cycle(search_t* search, const wait_t* last) {
   }
 }
 
-// Adds a wait, unless all that it leads to is within reach; `start` is where the search
-// began.
+// Adds a wait, unless everything to which it leads is reachable already; `start` is where
+// the search began.
 static void add_wait(search_t* search, const wait_t* start, const wait_t* wait) {
   if (wait->length >= search->length) return;
   bool closes = wait->need_rank == start->rank && wait->need_entry >= start->entry;
@@ -89,7 +91,7 @@ static void add_waits(search_t* search, const wait_t* start, uint32_t rank,
   }
 }
 
-// The tasks that a wait brings within reach.
+// Adds the tasks that become reachable through a wait.
 static void follow_wait(search_t* search, const wait_t* start, uint32_t at) {
   wait_t wait = search->queue[at];
   uint32_t begin = search->reach[wait.need_rank];
@@ -125,8 +127,8 @@ static bool is_search_over(const search_t* search) {
   return search->length == 1 || search->looks > kMostLooks;
 }
 
-// Searches from the tasks at which ranks are blocked, which finds some cycle, then from
-// every task that never starts.
+// Searches from the tasks at which ranks are blocked, which finds some cycle, and then
+// from every task that never starts.
 static void search_shortest(search_t* search) {
   const jpp_schedule_t* schedule = search->order->index->schedule;
   const uint32_t* done = search->order->done;
@@ -180,7 +182,7 @@ static void print_wait(const search_t* search, const wait_t* wait, jpp_str_t* st
       wait->entry < unit_end(search, wait->rank, search->order->done[wait->rank]);
   jpp_str_appendf(str,
                   "\n  rank %u %s %s (entry %llu): it needs %s of rank %u (entry %llu)",
-                  wait->rank, first ? "stops at" : "can not pass",
+                  wait->rank, first ? "stops at" : "cannot pass",
                   jpp_task_name(task_of(search, wait), task), position_of(search, wait),
                   jpp_task_name(need_of(search, wait), need), wait->need_rank,
                   need_position_of(search, wait));
@@ -200,11 +202,11 @@ static bool depends_on(const search_t* search, const jpp_schedule_task_t* late,
          chain_depth(search, early) <= chain_depth(search, late);
 }
 
-// Suggests a task that can be moved ahead of the one at which its rank stops. Every cycle
-// has one, because needs alone do not form a cycle.
+// Suggests a task that can be moved before the one at which its rank stops. Every cycle
+// has such a task, because needs alone do not form a cycle.
 static void print_hint(const search_t* search, jpp_str_t* str) {
   if (search->order->fused_as_one) {
-    jpp_str_append(str, "\nto break this cycle, take a FusedTask on it apart");
+    jpp_str_append(str, "\nto break this cycle, split a FusedTask on it");
     return;
   }
   for (uint32_t i = 0; i < search->length; ++i) {

@@ -1,4 +1,4 @@
-// The worklist of a dry run, allocated once and restarted as often as it is run.
+// The worklist of a dry run, allocated once and reset for each run.
 #include "schedule/dryrun.h"
 
 jpp_status_t* jpp__dry_run_create(uint32_t ranks, jpp_arena_t* scratch,

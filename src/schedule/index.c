@@ -55,7 +55,7 @@ static jpp_status_t* check_range(const place_t* place) {
   return NULL;
 }
 
-// A FusedTask holds tasks only, and ends in its row.
+// A FusedTask holds tasks only, and ends in the same row.
 static jpp_status_t* check_join(const place_t* place) {
   if (!place->task->joins_next) return NULL;
   const jpp_schedule_row_t* row = &place->schedule->rows[place->rank];

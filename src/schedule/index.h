@@ -1,5 +1,5 @@
-// Index: the place of each task in a schedule. Building one checks everything about the
-// rows except their order.
+// Index: finds each task in a schedule. Building one checks everything about the rows
+// except their order.
 #ifndef JPP_SCHEDULE_INDEX_H_
 #define JPP_SCHEDULE_INDEX_H_
 
@@ -22,8 +22,8 @@ typedef enum jpp_backward_form {
 
 // What is wrong with a schedule, for callers that do not read the message.
 typedef struct jpp_schedule_fault {
-  uint32_t rank;   // the first that the message names; 0 if it names none
-  uint32_t cycle;  // of a deadlock: how many ranks wait for each other; otherwise 0
+  uint32_t rank;   // the first rank in the message; 0 if it names none
+  uint32_t cycle;  // deadlock: the number of ranks that wait for each other; otherwise 0
 } jpp_schedule_fault_t;
 
 typedef struct jpp_schedule_index {
@@ -52,9 +52,9 @@ static inline jpp_task_slot_t jpp__task_slot(const jpp_schedule_task_t* task) {
   }
 }
 
-// Entries are stored with 1 added, so that the zeroed memory of the index, which is four
-// bytes for each task, says that no task is there; 0 - 1 is JPP_NONE. Only these two
-// functions know.
+// Entries are stored with 1 added, so that the zeroed memory of the index (four bytes per
+// task) means that no task is there; 0 - 1 is JPP_NONE. Only these two functions depend
+// on this.
 static inline uint32_t* jpp__schedule_index_at(const jpp_schedule_index_t* index,
                                                jpp_task_slot_t slot, uint32_t stage,
                                                uint32_t microbatch) {
@@ -83,11 +83,11 @@ static inline uint32_t jpp__schedule_index_entry_of(const jpp_schedule_index_t* 
                                    task->microbatch);
 }
 
-// The number of an entry when every idle step counts as one, as people count them.
+// The number of an entry if every idle step counts as one entry, as in printed schedules.
 uint64_t jpp__row_position(const jpp_schedule_row_t* row, uint32_t entry);
 
-// One past the last entry of the FusedTask that begins at `entry` (entry + 1 if none
-// does).
+// One past the last entry of the FusedTask that begins at `entry`; entry + 1 if none
+// begins there.
 static inline uint32_t jpp__row_unit_end(const jpp_schedule_row_t* row, uint32_t entry) {
   while (row->tasks[entry].joins_next && entry + 1 < row->count) ++entry;
   return entry + 1;

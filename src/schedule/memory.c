@@ -59,7 +59,7 @@ static jpp_status_t* find_peak(const jpp_schedule_t* schedule, uint32_t* out_ran
   return status;
 }
 
-// The forward at which the row first keeps `peak`.
+// The forward at which the row first keeps `peak` activations.
 static uint32_t peak_entry(const jpp_schedule_row_t* row, uint32_t peak) {
   uint32_t kept = 0;
   for (uint32_t i = 0; i < row->count; ++i) {

@@ -8,8 +8,8 @@
 typedef struct one_pass {
   uint32_t stages, ranks, microbatches;
   bool split_backward;
-  uint32_t rank;      // whose row is written; JPP_NONE before the first
-  uint32_t position;  // in that row
+  uint32_t rank;      // the rank whose row is being written; JPP_NONE before the first
+  uint32_t position;  // position in that row
 } one_pass_t;
 
 static jpp_task_kind_t backward_kind(const one_pass_t* pass, uint32_t which) {

@@ -1,5 +1,5 @@
 // Dry-runs a schedule: finds an executable order, or the deadlock. Running a task never
-// disables another one, so ranks may be advanced in any order, and a worklist of ranks
+// blocks another one, so ranks can be advanced in any order, and a worklist of ranks
 // finds the result in time linear in the tasks.
 #include "schedule/order.h"
 
@@ -48,7 +48,8 @@ typedef struct unit {
   uint32_t end;
 } unit_t;
 
-// Whether the unit itself runs what one of its tasks needs, before entry `before`.
+// Whether one of the unit's own tasks, before entry `before`, makes what another of its
+// tasks needs.
 static bool is_inside(const unit_t* unit, const jpp_schedule_index_t* index,
                       const jpp_schedule_task_t* need, uint32_t before) {
   if (index->schedule->stage_rank[need->stage] != unit->rank) return false;
@@ -62,8 +63,8 @@ static uint64_t end_of(const jpp_schedule_order_t* order,
   return order->end[rank][jpp__schedule_index_entry_of(order->index, task)];
 }
 
-// Whether all tasks that the unit needs from outside have run; if so, raises `start` to
-// the time when they end.
+// Whether all tasks outside the unit that it needs have run; if so, raises `start` to the
+// time when they end.
 static bool unit_ready(const jpp_schedule_order_t* order, const unit_t* unit,
                        uint64_t* start) {
   const jpp_schedule_task_t* tasks = order->index->schedule->rows[unit->rank].tasks;
@@ -90,7 +91,7 @@ static void set_times(jpp_schedule_order_t* order, const unit_t* unit, uint64_t 
   }
 }
 
-// Wakes the ranks that may wait for the unit's results.
+// Wakes the ranks that may be waiting for the unit's results.
 static void wake_receivers(const jpp_schedule_order_t* order, const unit_t* unit,
                            jpp_dry_run_t* run) {
   const jpp_schedule_t* schedule = order->index->schedule;

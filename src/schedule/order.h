@@ -7,7 +7,7 @@
 
 // The tasks that must run before a task: at most two.
 typedef struct jpp__task_needs {
-  jpp_schedule_task_t tasks[2];  // kind, stage and microbatch only
+  jpp_schedule_task_t tasks[2];  // only kind, stage and microbatch are set
   uint32_t count;
 } jpp_task_needs_t;
 
@@ -17,7 +17,8 @@ jpp_task_needs_t jpp__task_needs(const jpp_schedule_index_t* index,
 typedef struct jpp_schedule_order {
   const jpp_schedule_index_t* index;
   bool fused_as_one;
-  const uint32_t* done;  // [ranks]: entries of the row that have run
+  // [ranks]: entries of the row that have run.
+  const uint32_t* done;
   // When each entry starts and ends, [ranks][row count]; both NULL when not wanted.
   uint64_t** start;
   uint64_t** end;
@@ -37,14 +38,14 @@ static inline bool jpp__schedule_order_ran(const jpp_schedule_order_t* order,
 jpp_status_t* jpp__schedule_order_run(jpp_schedule_order_t* order,
                                       jpp_arena_t* scratch) JPP_MUST_USE;
 
-// jpp_schedule_verify(), which takes the tasks of a FusedTask one after another, or the
-// same with each FusedTask as one task: it starts when all of its tasks may start.
-// *out_fault says what is wrong if something is.
+// jpp_schedule_verify(), which runs the tasks of a FusedTask one after another; or the
+// same with each FusedTask as one task, which starts when all of its tasks may start.
+// *out_fault describes an error.
 jpp_status_t* jpp__schedule_verify_units(const jpp_schedule_t* schedule,
                                          bool fused_as_one,
                                          jpp_schedule_fault_t* out_fault) JPP_MUST_USE;
 
-// The error for an order that stopped short: the shortest cycle of needs and row orders
+// The error for an order that stopped early: the shortest cycle of needs and row orders
 // among all tasks that never start. If finding that would take too long, it is the
 // shortest one found within a limit.
 jpp_status_t* jpp__schedule_deadlock(jpp_schedule_order_t* order,

@@ -1,5 +1,5 @@
 // Makes schedules from rows or from a callback, and destroys them. A schedule owns a copy
-// of all that it was given, in one arena.
+// of all its data, in one arena.
 #include "schedule/schedule.h"
 
 #include <stdio.h>
@@ -7,7 +7,7 @@
 #include "base/null.h"
 #include "base/vec.h"
 
-// Keeps 3 * stages * microbatches and every row's count far inside uint32_t.
+// Keeps 3 * stages * microbatches and every row's count far below the limits of uint32_t.
 enum { kMaxPairs = 1 << 28, kMaxRanks = 1 << 20 };
 
 const char* jpp_task_name(const jpp_schedule_task_t* task,
@@ -117,7 +117,7 @@ static jpp_status_t* copy_rows(const jpp_schedule_rows_t* rows,
   return NULL;
 }
 
-// Ranks are visited from the highest down, so that the lowest one stays.
+// Ranks are visited in descending order, so that the lowest one wins.
 static void infer_placement(const jpp_schedule_t* schedule, uint32_t* stage_rank) {
   for (uint32_t rank = schedule->ranks; rank-- > 0;) {
     const jpp_schedule_row_t* row = &schedule->rows[rank];
@@ -183,7 +183,8 @@ typedef JPP_VEC(jpp_schedule_task_t) task_vec_t;
 static jpp_status_t* call_back(const jpp_schedule_rows_t* rows, jpp_schedule_next_t next,
                                void* context, task_vec_t* tasks,
                                jpp_schedule_row_t* out) {
-  // More than a row with all tasks of all stages, each with an idle entry, can hold.
+  // More entries than a row with all tasks of all stages, and an idle entry for each, can
+  // have.
   const uint64_t most = 16 + 64 * (uint64_t)rows->stages * rows->microbatches;
   for (uint32_t rank = 0; rank < rows->ranks; ++rank) {
     jpp_schedule_task_t task = {0};

@@ -8,7 +8,7 @@
 
 typedef struct jpp_schedule_storage {
   jpp_schedule_t schedule;
-  jpp_arena_t arena;  // holds all of it but the struct itself
+  jpp_arena_t arena;  // holds everything except the struct itself
 } jpp_schedule_storage_t;
 
 typedef struct jpp_timeline_storage {
@@ -19,7 +19,7 @@ typedef struct jpp_timeline_storage {
 // Half-built: name, sizes, and room for rows and stage_rank, all in the schedule's arena.
 typedef struct jpp_schedule_draft {
   jpp_schedule_t* schedule;
-  jpp_arena_t* arena;        // the schedule's
+  jpp_arena_t* arena;        // of the schedule
   jpp_schedule_row_t* rows;  // [ranks]
   uint32_t* stage_rank;      // [stages]
 } jpp_schedule_draft_t;

@@ -5,11 +5,12 @@
 #include "schedule/order.h"
 #include "schedule/schedule.h"
 
-// A heap of ranks, the one whose next task starts first (then the lowest) at the top.
+// A heap of ranks: at its top the rank whose next task starts first, or the lowest of
+// these.
 typedef struct merge {
   const jpp_schedule_t* schedule;
   uint64_t* const* start;  // [ranks][row count]
-  uint32_t* next;          // [ranks]: the entry the rank puts in next
+  uint32_t* next;          // [ranks] the next entry that the rank contributes
   uint32_t* heap;
   uint32_t count;
 } merge_t;

@@ -64,7 +64,7 @@ static jpp_status_t* out_of_order(const jpp_schedule_t* schedule, uint32_t rank,
       (unsigned long long)jpp__row_position(row, entry), jpp_task_name(&expected, name));
 }
 
-// `next`: [slots][stages], the microbatch that is due.
+// `next`: [slots][stages] the microbatch that must come next.
 static jpp_status_t* check_row(const jpp_schedule_t* schedule, uint32_t rank,
                                uint32_t* next) {
   const jpp_schedule_row_t* row = &schedule->rows[rank];

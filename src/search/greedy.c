@@ -1,4 +1,4 @@
-// List scheduling, driven by events: a rank is examined when a task of its own ends and
+// Event-driven list scheduling: a rank is examined when one of its own tasks ends and
 // when a result that it may need arrives, and then starts the most urgent task that can
 // run.
 #include "search/greedy.h"
@@ -14,7 +14,7 @@ typedef struct rank_state {
   uint64_t busy_until;
   uint32_t kept;
   uint32_t num_stages;
-  const uint32_t* stages;  // in the order of the pipeline
+  const uint32_t* stages;  // in pipeline order
   jpp_schedule_task_t* tasks;
   uint32_t count;
 } rank_state_t;
@@ -23,8 +23,8 @@ typedef struct greedy {
   const jpp_greedy_options_t* options;
   const jpp_schedule_t* schedule;
   uint64_t* forward_end;   // [stages][microbatches]; 0: not started
-  uint64_t* backward_end;  // of the inputs
-  uint32_t* next[3];       // [stages] of forwards, backwards, weights
+  uint64_t* backward_end;  // of the input gradients
+  uint32_t* next[3];       // [stages] of forwards, backwards and weight gradients
   rank_state_t* ranks;
   wake_t* heap;
   size_t num_wakes;
@@ -84,7 +84,8 @@ static bool can_start(const greedy_t* g, const rank_state_t* rank, uint32_t turn
 }
 
 // The most urgent task that can start: backwards of later stages, then forwards of later
-// stages, then weight gradients; options reverse this order. False if none can start.
+// stages, then weight gradients; options reverse this order. Returns false if none can
+// start.
 static bool pick_task(const greedy_t* g, const rank_state_t* rank, uint64_t now,
                       uint32_t* out_turn, uint32_t* out_what) {
   bool forward_first = g->options->forward_first;
@@ -101,8 +102,8 @@ static bool pick_task(const greedy_t* g, const rank_state_t* rank, uint64_t now,
   return false;
 }
 
-// Wakes the rank that may wait for the task's result when it arrives: the rank of the
-// next stage for a forward, of the previous one for a backward.
+// Wakes the rank that may be waiting for the task's result when it arrives: the rank of
+// the next stage for a forward, of the previous stage for a backward.
 static void wake_receiver(greedy_t* g, uint32_t stage, uint32_t what, uint64_t end) {
   const uint32_t* stage_rank = g->schedule->stage_rank;
   if (what == FORWARD && stage + 1 < g->schedule->stages) {
@@ -141,7 +142,7 @@ static void start_task(greedy_t* g, uint32_t r, uint32_t stage, uint32_t what,
   wake_receiver(g, stage, what, end);
 }
 
-// Lists the stages of each rank in the order of the pipeline, all in one array.
+// Lists the stages of each rank in pipeline order, all in one array.
 static jpp_status_t* list_stages(greedy_t* g, jpp_arena_t* scratch) {
   const jpp_schedule_t* schedule = g->schedule;
   uint32_t* stages = NULL;
@@ -178,8 +179,8 @@ static jpp_status_t* prepare_greedy(greedy_t* g, jpp_arena_t* scratch,
                       schedule->microbatches;
     JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(draft->arena, capacity, &g->ranks[r].tasks));
   }
-  // A wake-up for each rank at the start, and at most two for each of up to three tasks a
-  // stage and microbatch.
+  // One wakeup for each rank at the start, and at most two for each of up to three tasks
+  // per stage and microbatch.
   return JPP_ARENA_ARRAY(scratch, 6 * pairs + schedule->ranks, &g->heap);
 }
 

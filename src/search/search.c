@@ -1,6 +1,6 @@
 // Searches for a short schedule: built-in schedules first, then greedy ones on several
-// placements, then random changes of the best one (hill climbing) until the time is over
-// or the lower bound is reached.
+// placements, then random changes of the best one (hill climbing) until the time is up or
+// the lower bound is reached.
 #include "jaxpp/search.h"
 
 #include <math.h>
@@ -23,14 +23,14 @@ typedef struct recipe {
 typedef struct search {
   const jpp_search_options_t* options;
   jpp_arena_t arena;
-  uint64_t most;                   // stage activations that fit on a rank
+  uint64_t most;                   // number of stage activations that fit on a rank
   jpp_greedy_cost_t* split_costs;  // [stages], in ticks
   jpp_greedy_cost_t* whole_costs;
   uint32_t link;
   double start, last_report, last_poll;
   uint64_t random;
-  recipe_t best;   // made result->schedule, unless that is built in
-  recipe_t trial;  // changed from the best
+  recipe_t best;   // the recipe of result->schedule, unless that is built in
+  recipe_t trial;  // a random change of `best`
   jpp_search_result_t* result;
 } search_t;
 
@@ -47,8 +47,8 @@ static double stage_work(const jpp_cost_t* cost) {
   return cost->forward + cost->backward + cost->weight;
 }
 
-// No schedule is shorter than: all work shared out evenly; a microbatch's way through all
-// stages and back; or a stage's work after the forwards of those before it.
+// No schedule is shorter than any of: all work divided evenly; a microbatch's path
+// through all stages and back; a stage's work after the forwards of the stages before it.
 static double lower_bound(const jpp_search_options_t* options) {
   double all = 0, way = 0, before = 0, bound = 0;
   for (uint32_t s = 0; s < options->stages; ++s) {
@@ -90,8 +90,8 @@ static jpp_status_t* poll_caller(search_t* search) {
   return search->options->poll(search->options->context);
 }
 
-// Takes ownership: a schedule that fits and is the shortest so far becomes the result,
-// any other is destroyed.
+// Takes ownership: the shortest schedule so far that fits becomes the result, any other
+// is destroyed.
 static jpp_status_t* keep_if_better(search_t* search, jpp_schedule_t* schedule,
                                     bool* out_better) {
   double makespan = 0;
@@ -177,7 +177,7 @@ static jpp_status_t* build_by_recipe(const search_t* search, const recipe_t* rec
   return NULL;
 }
 
-// A rank needs room for an activation of each of its stages.
+// Whether each rank has room for one activation of each of its stages.
 static bool is_possible(const search_t* search, const recipe_t* recipe) {
   for (uint32_t r = 0; r < search->options->ranks; ++r) {
     uint32_t stages = 0;
@@ -211,9 +211,9 @@ static jpp_status_t* try_trial(search_t* search) {
 
 typedef enum placement {
   PLACE_LOOPED,
-  PLACE_V,         // up and back, as often as there are stages
-  PLACE_BLOCKS,    // neighbours on a rank, equally many
-  PLACE_BALANCED,  // neighbours on a rank, equal work
+  PLACE_V,         // up and down the ranks, as often as there are stages
+  PLACE_BLOCKS,    // neighbouring stages on a rank, the same number on each
+  PLACE_BALANCED,  // neighbouring stages on a rank, equal work on each
   kPlacements
 } placement_t;
 
@@ -334,7 +334,7 @@ static double ticks_per_unit(const jpp_search_options_t* options) {
   return fmin(1000 / shortest, 1e8 / longest);
 }
 
-enum { kMostTicks = 1000000000 };  // more only for a latency far beyond all costs
+enum { kMostTicks = 1000000000 };  // exceeded only by a latency far beyond all costs
 
 static uint32_t to_ticks(double cost, double per_unit) {
   double found = nearbyint(cost * per_unit);

@@ -1,6 +1,6 @@
 // Simulates a schedule: the dry run of order.c with real costs, streams and transfers.
 // Each task starts as early as its stream and its needs allow, which are final once it
-// can run, so ranks may be advanced in any order and no event queue is needed.
+// can run, so ranks can be advanced in any order, without an event queue.
 #include "jaxpp/simulate.h"
 
 #include "base/null.h"
@@ -10,7 +10,7 @@
 #include "schedule/order.h"
 #include "simulate/simulation.h"
 
-// In place of a time: the needed task has not run yet.
+// Instead of a time: the needed task has not run yet.
 static const double kNotRun = -1;
 
 typedef struct simulator {
@@ -23,7 +23,7 @@ typedef struct simulator {
   uint8_t** stream_of;  // [ranks][row count]; NULL with one stream
   uint32_t streams;
   jpp_dry_run_t run;
-  // Only with a transfer time:
+  // Used only if transfers take time:
   jpp_schedule_channels_t channels;
   double* channel_free;  // [channels]
   double* arrival[2];    // [stages][microbatches]
@@ -48,8 +48,8 @@ static double need_time(const simulator_t* sim, jpp_task_slot_t slot, uint32_t s
   return from == rank ? end : end + sim->options->latency;
 }
 
-// When the task of the same stage that this one needs has ended; kNotRun if it has not
-// run. It is in the same row, and with one stream it has ended if it comes before.
+// When the task of the same stage that this one needs ends; kNotRun if it has not run.
+// Both are in the same row, and with one stream the earlier one has ended.
 static double own_time(const simulator_t* sim, uint32_t rank, uint32_t entry,
                        const jpp_schedule_task_t* task) {
   bool weight = task->kind == JPP_TASK_BWD_W;
@@ -88,7 +88,7 @@ static uint32_t choose_stream(const simulator_t* sim, uint32_t rank, uint32_t en
   return first;
 }
 
-// Sends the result of a task; returns how long that keeps its stream busy.
+// Sends the result of a task; returns how long the stream is busy sending.
 static double send_result(simulator_t* sim, uint32_t rank,
                           const jpp_schedule_task_t* task, double end) {
   if (task->kind == JPP_TASK_BWD_W) return 0;
@@ -107,7 +107,7 @@ static double send_result(simulator_t* sim, uint32_t rank,
   return sim->options->no_overlap ? sent - end : 0;
 }
 
-// False if a need of the task has not run yet.
+// Returns false if a need of the task has not run yet.
 static bool start_task(simulator_t* sim, uint32_t rank, uint32_t entry) {
   const jpp_schedule_task_t* task = &sim->schedule->rows[rank].tasks[entry];
   double* free_at = &sim->free_at[(size_t)rank * sim->streams];
@@ -126,7 +126,7 @@ static bool start_task(simulator_t* sim, uint32_t rank, uint32_t entry) {
 }
 
 // Gives every task its start. If the schedule deadlocks, a second dry run without times
-// makes the error.
+// produces the error.
 static jpp_status_t* simulate_tasks(simulator_t* sim, jpp_arena_t* scratch) {
   for (uint32_t rank; (rank = jpp__dry_run_take(&sim->run)) != JPP_NONE;) {
     uint32_t count = sim->schedule->rows[rank].count;

@@ -1,4 +1,4 @@
-// How a simulation is stored: the public struct first, its arena behind it.
+// How a simulation is stored: the public struct first, then its arena.
 #ifndef JPP_SIMULATE_SIMULATION_H_
 #define JPP_SIMULATE_SIMULATION_H_
 
@@ -8,29 +8,30 @@
 typedef struct jpp_simulation_storage {
   jpp_simulation_t simulation;
   jpp_arena_t arena;
-  bool has_backward;  // of its schedule, which is not forward only
+  bool has_backward;  // the schedule is not forward-only
 } jpp_simulation_storage_t;
 
-// Whether a simulation accepts the time.
+// Whether a simulation accepts the time as a cost.
 bool jpp__simulation_takes(double time);
-// JPP_INVALID_ARGUMENT that names the first stage with a cost that it does not accept.
+// JPP_INVALID_ARGUMENT, which names the first stage with a cost that is not accepted.
 jpp_status_t* jpp__simulation_check_costs(const jpp_cost_t* costs,
                                           uint32_t stages) JPP_MUST_USE;
 
-// Fills in everything but the starts of tasks; stages_of: [ranks].
+// Fills in everything except the starts of tasks; stages_of: [ranks].
 jpp_status_t* jpp__simulation_sum(jpp_simulation_storage_t* storage,
                                   const jpp_simulate_options_t* options,
                                   const uint32_t* stages_of,
                                   jpp_arena_t* scratch) JPP_MUST_USE;
 
-// A rank begins to keep the activations of a stage and microbatch, or ends to.
+// A rank begins or ceases to keep the activations of a stage and microbatch.
 typedef struct jpp_kept_event {
   double time;
-  uint32_t entry;  // whose start or end it is
+  uint32_t entry;  // the entry whose start or end causes it
   int change;      // 1 or -1
 } jpp_kept_event_t;
 
-// All events of a rank by time, ends before beginnings at the same time. In `scratch`.
+// All events of a rank by time, with ends before beginnings at the same time. In
+// `scratch`.
 jpp_status_t* jpp__simulation_kept(const jpp_simulation_t* simulation, uint32_t rank,
                                    jpp_arena_t* scratch, jpp_kept_event_t** out_events,
                                    uint32_t* out_count) JPP_MUST_USE;

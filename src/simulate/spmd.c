@@ -1,5 +1,5 @@
-// Computes the time of a pipeline in one SPMD program by formula, because all turns of a
-// lockstep are equal.
+// Computes the time of a pipeline in one SPMD program with a formula, because all its
+// turns have the same length.
 #include "base/null.h"
 #include "jaxpp/simulate.h"
 

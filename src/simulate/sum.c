@@ -19,7 +19,7 @@ static bool frees_activation(const jpp_schedule_task_t* task, bool backward) {
          (task->kind == JPP_TASK_FWD && !backward);
 }
 
-// --- One stream: the row is in order of time ------------------------------------------
+// --- One stream: rows are ordered by time ------------------------------------------
 
 static void sum_row(const jpp_simulation_t* simulation, uint32_t r, bool backward,
                     jpp_simulated_rank_t* rank, uint32_t* out_peak) {
@@ -92,7 +92,7 @@ static int compare_spans(const void* left, const void* right) {
   return (a->start > b->start) - (a->start < b->start);
 }
 
-// The time in which at least one stream runs.
+// The time during which at least one stream runs.
 static jpp_status_t* sum_busy(const jpp_simulation_t* simulation, uint32_t r,
                               jpp_arena_t* scratch, double* out_busy) {
   const jpp_schedule_row_t* row = &simulation->schedule->rows[r];

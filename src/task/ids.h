@@ -1,4 +1,4 @@
-// Arrays of ids: those in which nothing is set yet, and how to sort them.
+// Arrays of ids: creates one in which no id is set, and compares ids for sorting.
 #ifndef JPP_TASK_IDS_H_
 #define JPP_TASK_IDS_H_
 

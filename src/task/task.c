@@ -6,7 +6,7 @@
 typedef struct kind_info {
   const char* name;
   uint16_t latency;
-  bool forward, backward, weight;  // which parts of a stage's cost the task takes
+  bool forward, backward, weight;  // the parts of a stage's cost that the task takes
 } kind_info_t;
 
 static const kind_info_t kKinds[] = {

@@ -1,10 +1,10 @@
-// What a transport driver implements: jpp_transport_vtable_t, and the table of the form
-// of messages that it carries. Every row is filled.
+// What a transport driver implements: jpp_transport_vtable_t, and the table of its form
+// of messages. Every row is filled.
 //
 // transport.c lists the drivers. It has checked options, specs, counts and sizes, and has
-// set what `out_` points to to NULL, 0 or false; jaxpp/transport.h has the contract. A
-// driver for a network fills few of these rows itself, because net.h implements the
-// channels of bytes.
+// set all `out_` parameters to NULL, 0 or false; jaxpp/transport.h has the contract. A
+// network driver fills in few of these rows itself, because net.h implements the channels
+// of bytes.
 #ifndef JPP_TRANSPORT_DRIVER_H_
 #define JPP_TRANSPORT_DRIVER_H_
 
@@ -24,22 +24,23 @@ typedef struct jpp_handles_vtable {
                             bool* out_done);
 } jpp_handles_vtable_t;
 
-// Messages of bytes, and the other processes that they come from.
+// Messages of bytes, and the other processes that send them.
 typedef struct jpp_bytes_vtable {
   bool takes_device_memory;
-  // What a peer needs to connect, with a proof of the job's token.
+  // Returns what a peer needs to connect, with a proof of the job's token.
   void (*address)(const jpp_transport_t* transport, const void** out_address,
                   size_t* out_size);
-  // Checks the proof before anything else in the address, and begins to connect.
+  // Checks the proof before it reads anything else in the address, and begins to connect.
   jpp_status_t* (*connect)(jpp_transport_t* transport, uint32_t process,
                            const void* address, size_t size);
-  // Sends and receives what it can without waiting, and says whether that was anything.
+  // Sends and receives what it can without waiting; `out_some` says whether anything
+  // happened.
   void (*progress)(jpp_transport_t* transport, bool* out_some);
-  // Makes a descriptor readable at the next event, unless there was one since progress.
+  // Makes a descriptor readable at the next event, unless one occurred since progress.
   jpp_status_t* (*arm)(jpp_transport_t* transport, int* out_descriptor, bool* out_armed);
   // Why a process cannot be reached any more: JPP_PEER_ERROR with its number and address.
   jpp_status_t* (*peer_status)(const jpp_transport_t* transport, uint32_t process);
-  // NULL: it is not connected.
+  // NULL: not connected.
   const char* (*peer_name)(const jpp_transport_t* transport, uint32_t process);
   jpp_status_t* (*open_notes)(jpp_transport_t* transport, uint32_t size,
                               jpp_transport_write_note_t write, void* user);
@@ -50,32 +51,32 @@ typedef struct jpp_bytes_vtable {
                                    jpp_transport_memory_t** out_memory);
   void (*unregister_memory)(jpp_transport_t* transport, jpp_transport_memory_t* memory);
 
-  // Sends a message from end to end.
+  // Sends a message through the channel.
   jpp_status_t* (*warm_up)(jpp_channel_t* channel, bool* out_done);
   // The sender's end. Returns the abort's or the peer's status if there is one. Otherwise
-  // uses up a credit, begins to send from the shards' memory and sets *out_done; calls
-  // spec.sent when it does not need the memory any more.
+  // takes a credit, begins to send from the shards' memory and sets *out_done; calls
+  // spec.sent when it no longer needs the memory.
   jpp_status_t* (*try_send)(jpp_channel_t* channel, uint64_t tag,
                             const jpp_shard_t* shards, uint32_t count, void* cookie,
                             bool* out_done);
   // The receiver's end. Lends the slot of the next message once it is complete.
   jpp_status_t* (*try_recv)(jpp_channel_t* channel, jpp_received_t* out_received,
                             bool* out_done);
-  // Any thread. The slot is free: the sender gets a credit at the next progress.
+  // Any thread. Frees the slot: the sender gets a credit at the next progress.
   void (*release)(jpp_channel_t* channel, uint32_t slot);
 } jpp_bytes_vtable_t;
 
 typedef struct jpp_transport_vtable {
   const char* name;
-  // One of them; the other is NULL.
+  // One of these two is NULL.
   const jpp_handles_vtable_t* handles;
   const jpp_bytes_vtable_t* bytes;
 
-  // Makes the transport: workers, listeners at options->address and nowhere else.
+  // Creates the transport: workers, and listeners at options->address only.
   jpp_status_t* (*create)(const jpp_transport_options_t* options,
                           jpp_transport_t** out_transport);
-  // All channels are closed. Tells the peers, waits for what is under way for
-  // options->peer_timeout_ms at most, and frees what create made.
+  // All channels are closed. Tells the peers, waits at most options->peer_timeout_ms for
+  // what is in flight, and frees what create allocated.
   void (*destroy)(jpp_transport_t* transport);
 
   // Allocates everything that sends and receives will need: a slot for each waiting
@@ -87,13 +88,13 @@ typedef struct jpp_transport_vtable {
   uint32_t (*credits)(jpp_channel_t* channel);
   // Why the channel can no longer be used.
   jpp_status_t* (*channel_status)(const jpp_channel_t* channel);
-  // Any thread. Keeps a copy of the status, unless one is kept already, where both ends
-  // see it at their next call; a driver between processes tells the peer.
+  // Any thread. Keeps a copy of the status, unless it has one already, for both ends to
+  // see at their next call; a driver between processes tells the peer.
   void (*set_abort)(jpp_channel_t* channel, const jpp_status_t* status);
-  // No other call runs. Hands every buffer still inside to spec.release, frees the
-  // abort's status, and leaves the channel as open_channel made it.
+  // No other call runs. Passes every buffer that is still inside to spec.release, frees
+  // the abort's status, and leaves the channel as open_channel made it.
   void (*reset)(jpp_channel_t* channel);
-  // No other call runs. As reset, and frees the channel.
+  // No other call runs. Like reset, and frees the channel.
   void (*close)(jpp_channel_t* channel);
 } jpp_transport_vtable_t;
 
@@ -106,10 +107,10 @@ struct jpp_transport {
 
 struct jpp_channel {
   const jpp_transport_vtable_t* vtable;
-  jpp_channel_spec_t spec;  // without its arrays, which are the caller's
+  jpp_channel_spec_t spec;  // without its arrays, which the caller owns
 };
 
-// jpp_transport_create() with a driver that transport.c does not list: those of the
+// jpp_transport_create() with a driver that transport.c does not list: the drivers of
 // tests.
 jpp_status_t* jpp__transport_create_with(const jpp_transport_vtable_t* driver,
                                          const jpp_transport_options_t* options,

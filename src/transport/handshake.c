@@ -1,6 +1,6 @@
-// Proofs that a process has the job's token: an address is sealed with an HMAC of it, and
-// every packet begins with one over the receiver's random number. Nothing that follows a
-// proof is read before the proof is verified.
+// Proofs that a process has the job's token: an address is sealed with an HMAC keyed by
+// it, and every packet begins with one of the receiver's random number. No data is read
+// before the proof in front of it is verified.
 #include "transport/handshake.h"
 
 #include <string.h>
@@ -11,7 +11,7 @@
 // The head of a sealed address; name and route follow it. Both processes have the same
 // byte order; otherwise the magic number does not match.
 typedef struct address_head {
-  uint8_t seal[kJppSha256Size];  // HMAC of all that follows
+  uint8_t seal[kJppSha256Size];  // HMAC of everything after it
   uint64_t magic;
   uint32_t version;
   uint32_t process, num_processes;
@@ -84,7 +84,7 @@ jpp_status_t* jpp__address_open(const void* bytes, size_t size, const void* toke
                            "expected an address of version %u, found version %u%s; run "
                            "the same release in all processes",
                            kVersion, head.version,
-                           head.magic != kMagic ? " of something else" : "");
+                           head.magic != kMagic ? " in another format" : "");
   }
   if (head.name_size > kJppMostNameSize ||
       (uint64_t)head.name_size + head.route_size != size - sizeof(head)) {

@@ -2,10 +2,10 @@
 // receiver.
 //
 // `sent` and `received` only ever grow; their difference is the number of waiting
-// messages. Each is written by one side only, with release, after the slot was filled or
-// emptied, and read by the other with acquire: that orders the slot's contents. Each side
-// keeps its own copy of the other's counter and reads the shared one only when the copy
-// says full or empty.
+// messages. Each is written by one side only, with release order, after a slot was filled
+// or emptied, and read by the other side with acquire order, which also orders the slot's
+// contents. Each side keeps its own copy of the other's counter and reads the shared one
+// only when the copy says full or empty.
 #include <stdatomic.h>
 
 #include "base/alloc.h"
@@ -26,11 +26,11 @@ typedef struct inproc_channel {
   uint32_t slot_count;
   _Atomic(jpp_status_t*) aborted;  // owned; set once until reset
   char apart_from_sender[CACHE_LINE];
-  _Atomic uint64_t sent;  // these three: the sender's
+  _Atomic uint64_t sent;  // written by the sender, with the next two
   uint64_t received_seen;
   uint32_t send_slot;
   char sender_apart_from_receiver[CACHE_LINE];
-  _Atomic uint64_t received;  // these three: the receiver's
+  _Atomic uint64_t received;  // written by the receiver, with the next two
   uint64_t sent_seen;
   uint32_t recv_slot;
 } inproc_channel_t;
@@ -168,7 +168,7 @@ static void inproc_release(inproc_channel_t* channel) {
     channel->recv_slot = slot_after(channel, channel->recv_slot);
     atomic_fetch_add(&channel->received, 1);
   }
-  // Neither side's copy may lag behind what was released here.
+  // Neither side's copy may be older than the messages that were released here.
   channel->sent_seen = channel->received_seen = atomic_load(&channel->received);
 }
 

@@ -1,5 +1,5 @@
-// Where a library that is loaded at run time is looked for, in which order, and the error
-// when it is missing.
+// Where to look for a library that is loaded at run time, in which order, and the error
+// if it is missing.
 #include "transport/library.h"
 
 #include <dlfcn.h>

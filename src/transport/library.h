@@ -1,5 +1,5 @@
 // Finds a library that is loaded at run time: the file that an option names, else the one
-// of a Python package beside this library, else the system's. Once loaded, it stays
+// in a Python package beside this library, else the system's. Once loaded, it stays
 // loaded.
 #ifndef JPP_TRANSPORT_LIBRARY_H_
 #define JPP_TRANSPORT_LIBRARY_H_
@@ -8,9 +8,9 @@
 
 typedef struct jpp_library {
   const char* name;     // for messages: "UCX"
-  jpp_option_t option;  // that names a file
-  const char* package;  // its file below a folder of Python packages; NULL: in none
-  const char* file;     // its name where the system looks
+  jpp_option_t option;  // the option that names a file
+  const char* package;  // its file below a folder of Python packages; NULL: in no package
+  const char* file;     // its name for the system's loader
   const char* install;  // for messages: what to install
 } jpp_library_t;
 

@@ -1,4 +1,4 @@
-// The driver for NCCL: another driver, plus NCCL for shards in device memory (nccl.h).
+// The driver for NCCL: another driver, with NCCL for shards in device memory (nccl.h).
 // This file has the device, its memory, and the order in which communicators are created.
 //
 // A process creates one communicator at a time, in the order of the lowest numbers of the
@@ -41,7 +41,7 @@ static jpp_status_t* open_device(jpp_nccl_t* nccl, uint64_t number) {
                          "cuDevicePrimaryCtxRetain");
 }
 
-// Freed only at the end, because CUDA may wait for all kernels before it frees.
+// Freed only at the end, because freeing may make CUDA wait for all kernels.
 static jpp_status_t* nccl_allocate(jpp_net_t* net, size_t size, void** out_data) {
   jpp_nccl_t* nccl = net->device_state;
   jpp_cuda_pointer_t pointer = 0;
@@ -95,7 +95,7 @@ static bool is_wanted(const jpp_nccl_comm_t* comm) {
          (comm->peer->ends.count || comm->transfers.count);
 }
 
-// True if every communicator is created.
+// Returns whether every communicator is created.
 static bool make_next(const jpp_nccl_t* nccl) {
   jpp_nccl_comm_t* next = NULL;
   for (size_t i = 0; i < nccl->used.count; ++i) {
@@ -228,7 +228,7 @@ static jpp_status_t* attach(jpp_nccl_t* nccl, jpp_net_t* net) {
   nccl->net = net;
   net->device = &kDevice;
   net->device_state = nccl;
-  // Adds the version of NCCL to the wire's address.
+  // Adds NCCL's version to the wire's address.
   jpp_address_t address;
   void* sealed = NULL;
   size_t size = 0;

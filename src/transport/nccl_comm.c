@@ -1,12 +1,12 @@
 // One communicator: its creation, its batches of sends or receives, and its end. NCCL's
 // calls return at once, and progress polls them. Only an abort blocks, until NCCL's
-// kernels have noticed it and stopped.
+// kernels have stopped.
 #include <string.h>
 
 #include "base/log.h"
 #include "transport/nccl.h"
 
-enum { kMostAhead = 1 << 16 };  // packets that overtook the one whose turn it is
+enum { kMostAhead = 1 << 16 };  // limit on packets that overtake the one whose turn it is
 
 jpp_nccl_comm_t* jpp__nccl_comm_of(const jpp_net_peer_t* peer, bool sends) {
   const jpp_nccl_t* nccl = peer->net->device_state;
@@ -47,7 +47,7 @@ static bool has_settled(jpp_nccl_comm_t* comm, const char* call) {
 
 // --- Make -----------------------------------------------------------------------------
 
-// The peer has the token: its address was sealed with it.
+// The peer has the token, because its address was sealed with it.
 static bool send_id(jpp_nccl_comm_t* comm) {
   jpp_nccl_result_t result = comm->nccl->library->ncclGetUniqueId(&comm->id);
   if (result != JPP_NCCL_SUCCESS) {
@@ -127,17 +127,17 @@ void jpp__nccl_send(jpp_net_op_t* op, const void* data) {
 static const char* insert(jpp_nccl_comm_t* comm, const jpp_nccl_transfer_t* transfer) {
   if (transfer->turn <= comm->issued || transfer->turn - comm->issued > kMostAhead ||
       transfer->size > comm->nccl->scratch_size) {
-    return "its turn is past, or it is too large";
+    return "it is too large, or its turn is past or too far ahead";
   }
   size_t at = comm->transfers.count;
   while (at && comm->transfers.data[at - 1].turn > transfer->turn) --at;
   if (at && comm->transfers.data[at - 1].turn == transfer->turn) {
-    return "its turn has come before";
+    return "another transfer has the same turn";
   }
   jpp_status_t* status = JPP_VEC_PUSH(&comm->transfers, *transfer);
   if (status) {
     jpp_status_free(status);
-    return "there is no memory to record it";
+    return "host memory is exhausted";
   }
   jpp_nccl_transfer_t* place = &comm->transfers.data[at];
   memmove(place + 1, place, (comm->transfers.count - 1 - at) * sizeof(*place));
@@ -152,7 +152,7 @@ const char* jpp__nccl_fetch(jpp_net_peer_t* peer, const jpp_packet_t* packet,
                                   .data = place->data ? place->data : peer->net->scratch,
                                   .size = packet->size,
                                   .shard = place->shard};
-  if (comm->state == JPP_NCCL_UNUSED) return "nothing here is received over NCCL";
+  if (comm->state == JPP_NCCL_UNUSED) return "this process receives nothing over NCCL";
   bool ends = comm->state >= JPP_NCCL_DOOMED;
   const char* wrong = ends ? NULL : insert(comm, &transfer);
   if ((ends || wrong) && place->shard) jpp__net_received(place->shard, false);
@@ -198,7 +198,7 @@ void jpp__nccl_comm_issue(jpp_nccl_comm_t* comm) {
   if (result != JPP_NCCL_SUCCESS) nccl_failed(comm, "ncclGroupEnd", result);
 }
 
-// The first `count` have ended.
+// Ends the first `count` transfers.
 static void finish(jpp_nccl_comm_t* comm, size_t count, bool success) {
   for (size_t i = 0; i < count; ++i) {
     const jpp_nccl_transfer_t* transfer = &comm->transfers.data[i];
@@ -234,8 +234,8 @@ static void advance_batch(jpp_nccl_comm_t* comm) {
   finish(comm, comm->batch, true);
 }
 
-// Whether the communicator waits for a peer that will send nothing more. What a peer sent
-// before it left has arrived.
+// Whether the communicator waits for a peer that will send nothing more. All messages
+// that a peer sent before it left have arrived.
 static bool is_lost(const jpp_nccl_comm_t* comm) {
   bool waits = comm->state <= JPP_NCCL_MAKING || (comm->sends && comm->transfers.count);
   return comm->peer->status || (comm->peer->left && waits);
@@ -288,7 +288,7 @@ void jpp__nccl_comms_abort(jpp_nccl_t* nccl) {
     some |= comm->state == JPP_NCCL_DOOMED;
   }
   if (!some) return;
-  // Abort all of them before the memory of any is freed.
+  // Abort all of them before freeing the memory of any.
   nccl->library->ncclGroupStart();
   for (size_t i = 0; i < nccl->used.count; ++i) {
     const jpp_nccl_comm_t* comm = nccl->used.data[i];
@@ -300,7 +300,7 @@ void jpp__nccl_comms_abort(jpp_nccl_t* nccl) {
   for (size_t i = 0; i < nccl->used.count; ++i) {
     jpp_nccl_comm_t* comm = nccl->used.data[i];
     if (comm->state == JPP_NCCL_DOOMED) {
-      // The stream stops after the work that it was given before.
+      // The stream stops after the work that it already has.
       comm->state = JPP_NCCL_ABORTED;
       if (!comm->batch || comm->nccl->library->cuEventRecord(comm->event, comm->stream) !=
                               JPP_CUDA_SUCCESS) {

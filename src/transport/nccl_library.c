@@ -1,4 +1,4 @@
-// Loads NCCL and the CUDA driver once a process, looks up what is used by name, and
+// Loads NCCL and the CUDA driver once per process, looks up their functions by name, and
 // refuses a release of NCCL that is too old.
 #include "transport/nccl_library.h"
 
@@ -106,7 +106,7 @@ void jpp__nccl_version_text(uint32_t version, char out_text[kJppNcclVersionSize]
     snprintf(out_text, kJppNcclVersionSize, "none");
     return;
   }
-  // Since 2.9; before that a thousand for the major one.
+  // The format since 2.9; before, the major number was multiplied by a thousand.
   uint32_t major = version >= 10000 ? 10000 : 1000;
   snprintf(out_text, kJppNcclVersionSize, "%u.%u.%u", version / major,
            version % major / 100, version % 100);

@@ -1,10 +1,10 @@
 // NCCL and the CUDA driver, loaded at run time: the functions that nccl.c and nccl_comm.c
-// call. NCCL is the library that JPP_NCCL names, else the one of the Python package
+// call. NCCL is the library that JPP_NCCL names, else the one in the Python package
 // nvidia-nccl-cu13 or nvidia-nccl-cu12 beside this library, else the system's.
 //
-// The types are declared here, since NCCL's header needs those of the CUDA toolkit, and
-// no more than this is used of them: <nccl.h> of NCCL 2.14, whose ncclConfig_t began with
-// these members, and <cuda.h>. Later releases keep to both.
+// The types are declared here, because NCCL's header needs the CUDA toolkit, and few of
+// them are used: those of <nccl.h> of NCCL 2.14, whose ncclConfig_t began with these
+// members, and of <cuda.h>. Later releases are compatible with both.
 #ifndef JPP_TRANSPORT_NCCL_LIBRARY_H_
 #define JPP_TRANSPORT_NCCL_LIBRARY_H_
 
@@ -29,14 +29,15 @@ typedef enum jpp_nccl_result {  // ncclResult_t
 typedef struct jpp_nccl_config {  // ncclConfig_t
   size_t size;
   unsigned magic;
-  unsigned version;  // of NCCL: tells it which members there are
+  unsigned version;  // of NCCL: tells it which members exist
   int blocking;
 } jpp_nccl_config_t;
 
 enum {
   kJppNcclMagic = (int)0xcafebeefu,
-  kJppNcclConfig = 21400,  // the release of jpp_nccl_config_t
-  // From which on aborts in a group stop all kernels before memory is freed.
+  // The release of jpp_nccl_config_t.
+  kJppNcclConfig = 21400,
+  // The first release in which aborts in a group stop all kernels before memory is freed.
   kJppNcclLeast = 22200,
   kJppNcclBytes = 1,  // ncclUint8
 };
@@ -112,8 +113,8 @@ typedef struct jpp_nccl_library {
   uint32_t version;  // 22809 is 2.28.9
 } jpp_nccl_library_t;
 
-// Lifetime static. JPP_UNSUPPORTED says what to install, also for a release that is too
-// old. Any thread.
+// Lifetime static. JPP_UNSUPPORTED says what to install, also if the release is too old.
+// Any thread.
 jpp_status_t* jpp__nccl_load(const jpp_nccl_library_t** out_library) JPP_MUST_USE;
 
 // NULL for JPP_CUDA_SUCCESS; JPP_OUT_OF_MEMORY or JPP_UNSUPPORTED.

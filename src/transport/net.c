@@ -1,5 +1,5 @@
-// Processes and their packets: which peers are connected, what a packet is for, which
-// peers have failed.
+// Processes and their packets: connects peers, dispatches packets, and detects failed
+// peers.
 #include "transport/net.h"
 
 #include <errno.h>
@@ -241,7 +241,7 @@ static const char* take_packet(jpp_net_peer_t* peer, const jpp_packet_t* packet,
                                const void* data, size_t size,
                                jpp_net_place_t* out_place) {
   bool device = packet->kind == JPP_PACKET_MEET || packet->turn;
-  if (device && !peer->net->device) return "there is only host memory here";
+  if (device && !peer->net->device) return "this process takes host memory only";
   bool has_data = (packet->kind == JPP_PACKET_DATA && !packet->turn) ||
                   packet->kind == JPP_PACKET_ABORT || packet->kind == JPP_PACKET_MEET ||
                   packet->kind == JPP_PACKET_BEAT;
@@ -268,14 +268,14 @@ static const char* take_packet(jpp_net_peer_t* peer, const jpp_packet_t* packet,
     case JPP_PACKET_ABORT:
       break;
     default:
-      return "there is no such kind";
+      return "its kind is unknown";
   }
   jpp_net_channel_t* channel = find_channel(peer, packet->channel);
   if (!channel && packet->kind == JPP_PACKET_ABORT) {
     return jpp__net_early_abort(peer, packet, data);
   }
   if (packet->kind == JPP_PACKET_DATA && packet->turn) {
-    // nccl.c carries the data of a shard in device memory, also when they are dropped.
+    // nccl.c carries the data of a shard in device memory, even if it is dropped.
     jpp_net_place_t place = {0};
     const char* wrong =
         channel ? take_channel_packet(channel, packet, NULL, &place) : NULL;
@@ -309,7 +309,7 @@ void jpp__net_arrived(jpp_net_t* net, const void* head, size_t head_size,
 // --- Progress -------------------------------------------------------------------------
 
 static void watch_peer(jpp_net_peer_t* peer, int64_t now) {
-  // Peers without channels between them need not know of each other.
+  // Peers without channels between them do not watch each other.
   if (!peer->endpoint || !peer->ends.count || peer->status || peer->left) return;
   if (!peer->beat.busy) {
     size_t size = 0;
@@ -320,14 +320,14 @@ static void watch_peer(jpp_net_peer_t* peer, int64_t now) {
   uint32_t timeout = peer->net->peer_timeout_ms;
   if (!peer->heard_ms || now - peer->heard_ms <= timeout) return;
   jpp__net_peer_failed(peer,
-                       "nothing was heard of it for %g s: it was stopped, its machine "
-                       "hangs, or the way to it is cut",
+                       "it has sent nothing for %g s: it was stopped, its machine hangs, "
+                       "or the network to it is down",
                        (double)timeout / 1000);
 }
 
 // A living process sends heartbeats whatever its program does, because its runtime makes
-// progress between steps too. A process that has not polled for long itself cannot judge
-// others.
+// progress between steps too. A process that has not polled for a long time itself cannot
+// judge others.
 static void watch_peers(jpp_net_t* net) {
   int64_t now = jpp__clock_coarse_ms(), since = now - net->looked_ms;
   uint32_t interval = net->peer_timeout_ms / kBeatsPerTimeout;

@@ -1,4 +1,4 @@
-// A channel of bytes as a whole, and its sender's end.
+// A channel of bytes, and its sending end.
 #include "transport/net_channel.h"
 
 #include <string.h>
@@ -7,9 +7,9 @@
 #include "base/hash.h"
 #include "base/utf8.h"
 
-// The tag of the message of jpp_channel_warm_up(): value ids are below.
+// The tag of jpp_channel_warm_up()'s message; value ids are smaller.
 static const uint64_t kWarmUpTag = UINT64_MAX;
-enum { kMostWarmUp = 1 << 20 };  // bytes a shard: large ones take another route
+enum { kMostWarmUp = 1 << 20 };  // bytes per shard: larger ones take another route
 
 // --- Status ---------------------------------------------------------------------------
 
@@ -39,7 +39,7 @@ bool jpp__net_is_on_device(const jpp_net_channel_t* channel, uint32_t shard,
   return channel->on_device && size && channel->on_device[shard];
 }
 
-// Hashes everything that both ends must agree on.
+// Hashes everything on which both ends must agree.
 static uint64_t hash_spec(const jpp_channel_spec_t* spec) {
   uint64_t hash = JPP_HASH_START;
   const uint64_t head[] = {spec->src_actor,   spec->dst_actor, spec->src_process,
@@ -80,7 +80,7 @@ static void close_sender(jpp_net_channel_t* channel) {
   jpp_free(sender->messages);
 }
 
-// No operation is under way, or the driver is gone.
+// Call it when no operation is in flight, or the driver is gone.
 void jpp__net_channel_free(jpp_net_channel_t* channel) {
   jpp_net_t* net = channel->net;
   for (size_t i = 0; i < net->closing.count; ++i) {
@@ -264,7 +264,7 @@ void jpp__net_reset(jpp_channel_t* base) {
   }
 }
 
-// --- What comes from the peer ---------------------------------------------------------
+// --- Packets from the peer ---------------------------------------------------------
 
 // Both ends must be opened from the same plan.
 static bool check_agreement(jpp_net_channel_t* channel, const jpp_packet_t* packet) {
@@ -445,7 +445,7 @@ static jpp_status_t* send_warm_up(jpp_net_channel_t* channel, bool* out_sent) {
   return try_send(channel, kWarmUpTag, shards, capacity, NULL, true, out_sent);
 }
 
-// Done when the receiver has given all credits back.
+// Done when the receiver has returned all credits.
 static jpp_status_t* warm_up_sender(jpp_net_channel_t* channel, bool* out_done) {
   const jpp_net_sender_t* sender = &channel->sender;
   if (!channel->warm_up_sent) return send_warm_up(channel, &channel->warm_up_sent);
@@ -456,7 +456,7 @@ static jpp_status_t* warm_up_sender(jpp_net_channel_t* channel, bool* out_done) 
   return NULL;
 }
 
-// Done when the credit is on its way.
+// Done when the credit has been posted.
 static jpp_status_t* warm_up_receiver(jpp_net_channel_t* channel, bool* out_done) {
   jpp_received_t received = {0};
   if (channel->warm_up_sent) {

@@ -5,7 +5,9 @@
 
 #include "transport/net.h"
 
-enum { kMostBeat = 4096 };  // bytes of notes, unless a single one takes more
+enum {
+  kMostBeat = 4096
+};  // bytes of notes in a heartbeat, unless a single note is larger
 
 // Precedes each note in a heartbeat; the note is padded to a multiple of 8 bytes.
 typedef struct entry_head {
@@ -29,10 +31,10 @@ jpp_status_t* jpp__net_open_notes(jpp_transport_t* transport, uint32_t size,
   jpp_net_t* net = (jpp_net_t*)transport;
   jpp_net_notes_t* notes = &net->notes;
   if (notes->size || size == 0) {
-    return jpp_status_make(JPP_INVALID_ARGUMENT,
-                           "expected notes to be opened once, of at least 1 byte; found "
-                           "%u, and %u before",
-                           size, notes->size);
+    return jpp_status_make(
+        JPP_INVALID_ARGUMENT,
+        "expected notes of at least 1 byte, opened once; found %u, and %u opened before",
+        size, notes->size);
   }
   uint32_t processes = transport->num_processes;
   size_t entry = sizeof(entry_head_t) + padded(size);
@@ -112,7 +114,7 @@ static const char* take_entry(jpp_net_t* net, const char* from) {
 
 const char* jpp__net_take_notes(jpp_net_t* net, const jpp_packet_t* packet,
                                 const void* data) {
-  // Before the notes are open here, or at the peer.
+  // Notes are not open yet here, or at the peer.
   if (!net->notes.size || packet->count == 0) return NULL;
   size_t entry = entry_size(&net->notes);
   if (!data || packet->count > net->base.num_processes ||

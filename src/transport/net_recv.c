@@ -1,11 +1,11 @@
-// The receiver's end of a channel of bytes: the slot for each message, the checks on it,
-// and when the slot is free again.
+// The receiving end of a channel of bytes: assigns a slot to each message, checks the
+// packets, and frees the slot.
 #include <string.h>
 
 #include "transport/net_channel.h"
 
-// Slots are passed to PJRT as host memory, which it uses without a copy from this
-// alignment on.
+// Slots are passed to PJRT as host memory, which it uses without a copy if it has this
+// alignment.
 enum { kAlignment = 64, kIdleCalls = 32 };
 
 static uint64_t aligned(uint64_t bytes) {
@@ -15,7 +15,7 @@ static uint64_t aligned(uint64_t bytes) {
 // --- Open and close -------------------------------------------------------------------
 
 // Sets out_sizes[true] to the bytes of a message in device memory, and out_sizes[false]
-// to those in host memory.
+// to its bytes in host memory.
 static void measure_message(const jpp_net_channel_t* channel, uint64_t out_sizes[2]) {
   out_sizes[false] = out_sizes[true] = 0;
   for (uint32_t i = 0; i < channel->base.spec.capacity; ++i) {
@@ -176,7 +176,7 @@ jpp_net_peer_t* jpp__net_shard_peer(const void* shard) {
   return ((const jpp_net_shard_t*)shard)->slot->channel->peer;
 }
 
-// A slot whose message was dropped on arrival is free once nothing writes to it.
+// The slot of a message that was dropped on arrival is free once nothing writes to it.
 void jpp__net_received(void* shard, bool success) {
   jpp_net_slot_t* slot = ((jpp_net_shard_t*)shard)->slot;
   jpp_net_channel_t* channel = slot->channel;
@@ -216,8 +216,8 @@ void jpp__net_receiver_collect(jpp_net_channel_t* channel) {
   }
 }
 
-// Grants are batched, so that not every message causes one: the sender gets them when
-// half of the slots are free again, or earlier when this process is idle.
+// Grants are batched: the sender gets them when half of the slots are free again, or
+// earlier when this process is idle.
 bool jpp__net_receiver_may_grant(const jpp_net_channel_t* channel) {
   const jpp_net_receiver_t* receiver = &channel->receiver;
   uint64_t due = receiver->granted - receiver->told;

@@ -1,5 +1,5 @@
-// The list of drivers, and the public transport API: it does the checks that all drivers
-// need and then calls the driver's function table.
+// The list of drivers, and the public transport API, which does the checks that all
+// drivers need and then calls the driver's function table.
 #include "jaxpp/transport.h"
 
 #include <string.h>
@@ -184,13 +184,13 @@ static jpp_status_t* check_channel_spec(const jpp_transport_t* transport,
   if (spec->src_process >= processes || spec->dst_process >= processes ||
       (spec->src_process == here) == (spec->dst_process == here)) {
     return jpp_status_make(JPP_INVALID_ARGUMENT,
-                           "expected process %u, which opens it, and another of %u at "
-                           "its ends, found %u and %u",
+                           "expected its ends to be process %u, which opens it, and "
+                           "another one of %u processes, found %u and %u",
                            here, processes, spec->src_process, spec->dst_process);
   }
   if (!spec->bytes) {
     return jpp_status_make(JPP_INVALID_ARGUMENT,
-                           "expected the most bytes of each shard, found none");
+                           "expected the largest size of each shard, found NULL");
   }
   if (!spec->on_device || bytes_of(transport)->takes_device_memory) return NULL;
   return jpp_status_make(JPP_UNSUPPORTED,
@@ -222,7 +222,7 @@ jpp_status_t* jpp_transport_open_channel(jpp_transport_t* transport,
 jpp_status_t* jpp_channel_warm_up(jpp_channel_t* channel, bool* out_done) {
   JPP_RETURN_IF_NULL(channel, out_done);
   const jpp_bytes_vtable_t* bytes = channel->vtable->bytes;
-  *out_done = !bytes;  // there is nothing to prove within a process
+  *out_done = !bytes;  // within a process there is nothing to test
   return bytes ? bytes->warm_up(channel, out_done) : NULL;
 }
 

@@ -1,10 +1,10 @@
 // The driver for UCX: packets are active messages of one worker. Small data travel with
 // their packet and are copied into the slot. Large data are announced, and UCX fetches
 // them from the sender's memory into the slot over the fastest route that both processes
-// have: shared memory, RDMA or TCP.
+// support: shared memory, RDMA or TCP.
 //
 // Endpoints are created in the error mode in which UCX reports dead peers. UCX notices
-// them by the connection and by periodic keepalive requests.
+// them by the lost connection and by periodic keepalive requests.
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
@@ -18,8 +18,8 @@
 #include "transport/ucx_library.h"
 
 enum {
-  kPacketId = 1,         // of our active messages
-  kLeastFetched = 8192,  // data of so many bytes are announced: they need several packets
+  kPacketId = 1,         // the id of our active messages
+  kLeastFetched = 8192,  // larger data are announced, because they need several packets
 };
 
 typedef struct ucx_transport {
@@ -110,7 +110,8 @@ static ucs_status_t ucx_arrived(void* user, const void* head, size_t head_size,
 
 // --- Endpoints ------------------------------------------------------------------------
 
-// Called by ucp_worker_progress(); the endpoint is closed after that.
+// Called by ucp_worker_progress(), which allows the endpoint to be closed only
+// afterwards.
 static void ucx_peer_failed(void* user, ucp_ep_h endpoint, ucs_status_t status) {
   (void)endpoint;
   jpp_net_peer_t* peer = user;
@@ -148,7 +149,7 @@ static void ucx_closed(void* request, ucs_status_t status, void* user) {
   --transport->closing;
 }
 
-// Operations under way end with an error.
+// Operations in flight end with an error.
 static void ucx_close_endpoint(ucx_transport_t* transport, jpp_net_peer_t* peer) {
   ucp_request_param_t param = {.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK |
                                                UCP_OP_ATTR_FIELD_USER_DATA |
@@ -227,8 +228,8 @@ static ucs_status_t ucx_configure(const jpp_ucx_t* ucx, ucp_config_t* config,
   if (status == UCS_OK) {
     status = ucx->ucp_config_modify(config, "KEEPALIVE_INTERVAL", interval);
   }
-  // Without it UCX would not use shared memory, where only keepalive requests detect a
-  // dead peer.
+  // Without this option UCX would not use shared memory, where only keepalive requests
+  // detect a dead peer.
   if (status == UCS_OK) {
     status = ucx->ucp_config_modify(config, "MM_ERROR_HANDLING", "y");
   }

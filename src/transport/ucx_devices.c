@@ -1,5 +1,5 @@
-// Translates addresses to the devices that UCX may use. UCX does not take an address to
-// listen at but names of interfaces; without names it uses all of them.
+// Translates addresses to the devices that UCX may use. UCX cannot listen at an address,
+// but only on named interfaces; without names it uses all of them.
 #include <arpa/inet.h>
 #include <dirent.h>
 #include <errno.h>
@@ -28,7 +28,7 @@ static bool address_text(const struct ifaddrs* entry, char text[kMostText]) {
   return true;
 }
 
-// The RDMA devices that are the interface's hardware, as UCX names them.
+// The RDMA devices that belong to the interface's hardware, under UCX's names.
 static void append_rdma(jpp_str_t* devices, const char* interface) {
   char path[kMostText + 64];
   unsigned port = 0;
@@ -69,7 +69,7 @@ static bool is_address(const char* text) {
   return inet_pton(AF_INET, text, bytes) == 1 || inet_pton(AF_INET6, text, bytes) == 1;
 }
 
-// An address, or a device's name, which UCX checks.
+// Appends the devices of an address, or a device's name, which UCX checks.
 static jpp_status_t* append_device(jpp_str_t* devices, const struct ifaddrs* all,
                                    const char* wanted) {
   const char* comma = devices->length ? "," : "";

@@ -1,6 +1,6 @@
-// Loads UCX at run time, once a process, so that the library runs without it. Every
-// function that is used is looked up by name, and an installation that lacks one is
-// named.
+// Loads UCX at run time, once per process, so that the library also runs without it.
+// Functions are looked up by name; the error for an incomplete installation names the
+// missing one.
 #include "transport/ucx_library.h"
 
 #include <dlfcn.h>

@@ -1,7 +1,7 @@
 // UCX, loaded at run time: the functions of libucp that ucx.c calls. The library is the
-// one that JPP_UCX names, else the one of the Python package libucx-cu13 or libucx-cu12
+// one that JPP_UCX names, else the one in the Python package libucx-cu13 or libucx-cu12
 // beside this library, else the system's. Once loaded, it stays loaded, because it hooks
-// the process' memory calls.
+// the process's memory calls.
 #ifndef JPP_TRANSPORT_UCX_LIBRARY_H_
 #define JPP_TRANSPORT_UCX_LIBRARY_H_
 
@@ -9,7 +9,7 @@
 
 #include "jaxpp/status.h"
 
-// Name and place in the table of each function.
+// The name of each function and its index in the table.
 #define JPP_UCX_FUNCTIONS(F)        \
   F(ucp_init_version)               \
   F(ucp_cleanup)                    \
@@ -51,9 +51,9 @@ jpp_status_t* jpp__ucx_load(const jpp_ucx_t** out_ucx) JPP_MUST_USE;
 jpp_status_t* jpp__ucx_error(const jpp_ucx_t* ucx, ucs_status_t status,
                              const char* call) JPP_MUST_USE;
 
-// What UCX_NET_DEVICES should be so that UCX listens at these addresses, commas between
-// them, and nowhere else: names of interfaces and of the RDMA devices behind them. Free
-// with jpp_free(). JPP_INVALID_ARGUMENT lists the addresses that this host has.
+// The value of UCX_NET_DEVICES with which UCX listens at these addresses, separated by
+// commas, and nowhere else: names of interfaces and of their RDMA devices. Free with
+// jpp_free(). JPP_INVALID_ARGUMENT lists the addresses that this host has.
 jpp_status_t* jpp__ucx_find_devices(const char* addresses,
                                     char** out_devices) JPP_MUST_USE;
 

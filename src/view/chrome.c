@@ -9,7 +9,7 @@
 
 #include "base/json.h"
 
-// A value, such as one of the list; `separator` precedes it.
+// Appends a value, such as an event of the list, after `separator`.
 static void append_element(const char* separator, json_t* event, jpp_str_t* str) {
   jpp_str_append(str, separator);
   // With 15 digits, a time with three decimals is written as 1.234, which no double
@@ -58,7 +58,7 @@ static json_t* args_json(const jpp_chrome_event_t* event) {
                    (json_int_t)event->stage);
 }
 
-// Nanoseconds are enough.
+// Rounds to nanoseconds.
 static double three_decimals(double microseconds) {
   return nearbyint(microseconds * 1000) / 1000;
 }

@@ -12,14 +12,14 @@ typedef struct jpp_chrome_event {
   uint8_t kind;  // jpp_task_kind_t
   uint32_t process, rank;
   double start, duration;      // microseconds
-  uint32_t stage, microbatch;  // JPP_NONE: it has none
+  uint32_t stage, microbatch;  // JPP_NONE: outside the loops
 } jpp_chrome_event_t;
 
-// `step`: the first that was measured, which began at `clock` (CLOCK_REALTIME,
-// nanoseconds); 0: none was.
+// `step`: the first measured step, which began at `clock` (CLOCK_REALTIME, nanoseconds);
+// 0: not measured.
 void jpp__chrome_begin(uint64_t step, int64_t clock, jpp_str_t* str);
 void jpp__chrome_append_process(const char* name, uint32_t process, jpp_str_t* str);
-// A thread of a process.
+// Appends a thread of a process.
 void jpp__chrome_append_rank(uint32_t process, uint32_t rank, jpp_str_t* str);
 void jpp__chrome_append_event(const jpp_chrome_event_t* event, jpp_str_t* str);
 void jpp__chrome_end(jpp_str_t* str);

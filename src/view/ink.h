@@ -6,7 +6,7 @@
 
 typedef enum jpp_ink_name {
   JPP_INK_FORWARD,
-  JPP_INK_BACKWARD,  // whole, or of inputs
+  JPP_INK_BACKWARD,  // a whole backward, or input gradients
   JPP_INK_WEIGHT,
   JPP_INK_OTHER,  // outside the loops
   JPP_INK_COUNT,
@@ -18,9 +18,10 @@ typedef struct jpp__ink {
   const char* legend;
   double legend_width;                // of key and text in a picture, pixels
   const char* fills[JPP_INK_SHADES];  // SVG colours from light to dark
-  const char* escape;                 // that turns a terminal to it
-  char first_mark;  // of microbatch 0 in the terminal; the next nine digits follow it
-  const char* category;  // in Chrome traces
+  const char* escape;  // escape sequence that selects the colour in a terminal
+  char first_mark;  // mark of microbatch 0 in the terminal; the next nine characters mark
+                    // the other digits
+  const char* category;  // category in Chrome traces
 } jpp_ink_t;
 
 const jpp_ink_t* jpp__ink(jpp_ink_name_t name);

@@ -273,7 +273,7 @@ static json_t* program_json(const jpp_planned_t* planned) {
 // --- Check ----------------------------------------------------------------------------
 
 // For each kind of bytes that the actor ever holds on a device, and for pinned host
-// memory: its bytes before the first instruction and after each.
+// memory: the bytes before the first instruction and after each instruction.
 static json_t* curve_json(const jpp_memory_point_t* points, uint32_t count) {
   json_t* curve = json_object();
   json_t* host = json_array();
@@ -314,7 +314,8 @@ static json_t* memory_json(const jpp_plan_t* plan, uint32_t rank) {
   if (!status) status = jpp_check_memory_curve(plan, rank, count, points);
   if (!status) curve = curve_json(points, count);
   jpp_free(points);
-  jpp_status_free(status);  // without a curve there is no JSON, which the caller reports
+  jpp_status_free(
+      status);  // without a curve the result is NULL, which the caller reports
   return curve;
 }
 

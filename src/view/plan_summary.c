@@ -18,10 +18,10 @@ static void append_bytes(uint64_t bytes, jpp_str_t* out) {
 
 // --- Stages ---------------------------------------------------------------------------
 
-// A stage that does this much more than the average holds the others up.
+// A stage that does this much more work than the average slows the others down.
 static const double kHeavy = 1.25;
 
-// Of one microbatch, in FLOPs.
+// The work of one microbatch, in FLOPs.
 static double stage_work(const jpp_staged_t* staged, uint32_t loop, uint32_t stage,
                          double* out_backward) {
   const jpp_staged_loop_t* at = &staged->loops[loop];
@@ -88,7 +88,7 @@ static bool any_of_kind(const jpp_check_report_t* report, int kind) {
   return false;
 }
 
-// Right-aligned; kinds have their names' width.
+// Right-aligned; each kind's column has the width of its name.
 static void append_cell(uint64_t bytes, int width, jpp_str_t* out) {
   jpp_str_t cell = {0};
   append_bytes(bytes, &cell);
@@ -112,7 +112,7 @@ static void append_peak(const jpp_check_report_t* report, uint32_t rank, jpp_str
   jpp_str_appendf(out, "  %u\n", actor->peak_instr);
 }
 
-// Nothing if no rank has any.
+// Appends nothing if no rank uses any.
 static void append_host_peaks(const jpp_check_report_t* report, jpp_str_t* out) {
   bool any = false;
   for (uint32_t r = 0; r < report->plan->ranks; ++r) {

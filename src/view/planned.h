@@ -10,7 +10,7 @@
 jpp_status_t* jpp__planned_expect(const jpp_planned_t* planned,
                                   jpp_plan_part_t part) JPP_MUST_USE;
 
-// A rank's list as jpp_schedule_print_json() has it; NULL without memory.
+// A rank's list in the form of jpp_schedule_print_json(); NULL if memory ran out.
 json_t* jpp__schedule_row_json(const jpp_schedule_row_t* row);
 
 #endif  // JPP_VIEW_PLANNED_H_

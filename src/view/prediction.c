@@ -1,4 +1,4 @@
-// Predictions from traces, and as text, JSON and traces.
+// Predicts from traces, and prints predictions as text, JSON and traces.
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -25,7 +25,7 @@ static int by_name(const void* left, const void* right) {
   return order ? order : (a->length > b->length) - (a->length < b->length);
 }
 
-// A span's name is the task's, and "__3" behind it for microbatch 3.
+// A span is named after its task, followed by "__3" for microbatch 3.
 static const named_task_t* find_task(const named_task_t* tasks, uint32_t count,
                                      const jpp_span_t* span) {
   const char* end = strstr(span->name, "__");
@@ -34,7 +34,8 @@ static const named_task_t* find_task(const named_task_t* tasks, uint32_t count,
   return bsearch(&key, tasks, count, sizeof(*tasks), by_name);
 }
 
-// The spans that are runs of the plan's tasks; their largest rank + 1 in *out_ranks.
+// Finds the spans that are runs of the plan's tasks; *out_ranks is their largest rank +
+// 1.
 static jpp_status_t* find_runs(const jpp_spans_t* trace, const jpp_staged_t* staged,
                                jpp_arena_t* arena, jpp_task_run_t** out_runs,
                                uint64_t* out_count, uint32_t* out_ranks) {
@@ -80,7 +81,7 @@ static jpp_status_t* complete_times(const jpp_spans_t* trace, const jpp_staged_t
   return NULL;
 }
 
-// Task times, and the machine's latency where it has none.
+// Measures task times, and the machine's latency if it is not given.
 static jpp_status_t* measure_trace(const jpp_spans_t* trace, const jpp_plan_t* plan,
                                    jpp_machine_t* machine, jpp_arena_t* arena,
                                    double** out_times) {

@@ -9,7 +9,7 @@
 // --- JSON -----------------------------------------------------------------------------
 
 static json_t* task_json(const jpp_schedule_task_t* task) {
-  // Schedules have no tasks outside loops.
+  // Schedules have no tasks outside the loops.
   static const char* const kLetters[] = {
       [JPP_TASK_IDLE] = "",   [JPP_TASK_FWD] = "F",   [JPP_TASK_BWD] = "B",
       [JPP_TASK_BWD_I] = "I", [JPP_TASK_BWD_W] = "W", [JPP_TASK_OUTER] = "",
@@ -20,7 +20,7 @@ static json_t* task_json(const jpp_schedule_task_t* task) {
                    (json_int_t)task->stage, "microbatch", (json_int_t)task->microbatch);
 }
 
-// Idle steps one by one, as people count them.
+// Idle steps become separate entries.
 static void append_entry(const jpp_schedule_task_t* task, json_t** list) {
   if (task->kind != JPP_TASK_IDLE) {
     jpp__json_append(list, task_json(task));
@@ -56,7 +56,7 @@ jpp_status_t* jpp_schedule_print_json(const jpp_schedule_t* schedule, char** out
   return jpp_str_finish(&str, out_text);
 }
 
-// --- The picture ----------------------------------------------------------------------
+// --- Drawing ----------------------------------------------------------------------
 
 static void fill_cells(const jpp_schedule_t* schedule,
                        const jpp_schedule_timeline_t* timeline, uint32_t columns,

@@ -11,22 +11,22 @@
 #include "view/page.h"
 
 enum {
-  kLeft = 64,  // of the time axis
+  kLeft = 64,  // start of the time axis
   kRight = 20,
   kTop = 74,
-  kRow = 24,     // of a rank with one stream
-  kStream = 16,  // of each stream otherwise
+  kRow = 24,     // height of a rank with one stream
+  kStream = 16,  // height of each stream if there are several
   kCurve = 16,
   kRowGap = 8,
   kBottom = 30,
-  kMinWidth = 760,  // so that the title fits
+  kMinWidth = 760,  // wide enough for the title
   kMaxWidth = 1800,
   kMostTasks = 1000000,
 };
 
 typedef struct plot {
   const jpp_simulation_t* simulation;
-  double scale;  // pixels a unit of time
+  double scale;  // pixels per unit of time
   double width, height;
   double row;   // height of a rank's tasks
   double peak;  // of all ranks
@@ -46,7 +46,7 @@ static uint32_t stages_of(const jpp_schedule_t* schedule, uint32_t rank,
   return count;
 }
 
-// A shade for the stage's turn among those of its rank.
+// A shade for the stage's position among the stages of its rank.
 static uint32_t stage_shade(const jpp_schedule_t* schedule, uint32_t stage) {
   uint32_t rank = schedule->stage_rank[stage];
   uint32_t all = stages_of(schedule, rank, schedule->stages);
@@ -105,7 +105,7 @@ static const char* fill_of(const jpp_schedule_task_t* task, const uint32_t* shad
   return jpp__ink(jpp__ink_of((jpp_task_kind_t)task->kind))->fills[shades[task->stage]];
 }
 
-// One task; its number where it fits.
+// Draws one task, with its number if it fits.
 static void append_task(const plot_t* plot, uint32_t rank, uint32_t entry,
                         const uint32_t* shades) {
   const jpp_simulation_t* simulation = plot->simulation;
@@ -189,7 +189,7 @@ static void append_axis(const plot_t* plot) {
   }
 }
 
-// Wide enough for the number of the narrowest task, within the limits of the width.
+// Makes the picture wide enough for the number of the narrowest task, within limits.
 static void measure_plot(plot_t* plot) {
   const jpp_simulation_t* simulation = plot->simulation;
   double makespan = simulation->makespan > 0 ? simulation->makespan : 1;

@@ -13,7 +13,7 @@ enum { kMostSpans = 1000000 };
 
 static double length_of(const jpp_spans_t* spans) { return spans->end - spans->begin; }
 
-// The end of the spans from `first` on that are of this rank.
+// The end of the consecutive spans from `first` on that belong to this rank.
 static size_t rank_end(const jpp_spans_t* spans, size_t first, uint32_t rank) {
   size_t end = first;
   while (end < spans->count && spans->spans[end].rank == rank) ++end;
@@ -33,9 +33,9 @@ static jpp_status_t* check_spans(const jpp_spans_t* spans, uint32_t columns) {
 typedef struct canvas {
   const jpp_spans_t* spans;
   uint32_t columns;
-  jpp_cell_t* cells;  // [columns] of the rank at hand
+  jpp_cell_t* cells;  // [columns] of the current rank
   double* busy;       // [columns] time of all its runs
-  double* most;       // [columns] time of the run that is shown
+  double* most;       // [columns] time of the run that the column shows
 } canvas_t;
 
 static double column_begin(const canvas_t* canvas, uint32_t column) {
@@ -48,7 +48,8 @@ static uint32_t column_at(const canvas_t* canvas, double time) {
   return at < 1 ? (uint32_t)(at * canvas->columns) : canvas->columns - 1;
 }
 
-// Adds a run to the columns it touches; each shows the run that has most of it.
+// Adds a span to the columns that it touches; each column shows the run that covers most
+// of it.
 static void add_span(canvas_t* canvas, const jpp_span_t* span) {
   uint32_t last = column_at(canvas, span->end);
   for (uint32_t c = column_at(canvas, span->start); c <= last; ++c) {
@@ -64,7 +65,7 @@ static void add_span(canvas_t* canvas, const jpp_span_t* span) {
   }
 }
 
-// The share of the time in which at least one of them runs.
+// The share of the time during which at least one of them runs.
 static double busy_share(const jpp_spans_t* spans, size_t first, size_t end) {
   double busy = 0, until = spans->begin;
   for (size_t i = first; i < end; ++i) {
@@ -77,8 +78,8 @@ static double busy_share(const jpp_spans_t* spans, size_t first, size_t end) {
   return busy / length_of(spans);
 }
 
-// One line. A column that runs fill for at least half of its time shows the one that has
-// most of it, any other is idle.
+// One line. If runs fill at least half of a column, it shows the run that covers most of
+// it; otherwise it is idle.
 static void append_rank(canvas_t* canvas, uint32_t rank, size_t first, size_t end,
                         bool color, jpp_str_t* str) {
   double width = length_of(canvas->spans) / canvas->columns;
@@ -92,8 +93,8 @@ static void append_rank(canvas_t* canvas, uint32_t rank, size_t first, size_t en
   jpp_str_appendf(str, "  %3.0f%%\n", 100 * busy_share(canvas->spans, first, end));
 }
 
-// The first rank from `rank` on that has a row: the ranks below spans->ranks, and any
-// with spans, which begin at `next`. JPP_NONE without one.
+// The first rank from `rank` on that has a row: ranks below spans->ranks, and ranks with
+// spans, which begin at `next`. JPP_NONE if there is none.
 static uint32_t rank_from(const jpp_spans_t* spans, uint32_t rank, size_t next) {
   if (rank < spans->ranks) return rank;
   return next < spans->count ? spans->spans[next].rank : JPP_NONE;

@@ -9,7 +9,7 @@
 
 enum { kNameSize = 96 };
 
-// "fwd_2__0", "after_loop_0_1"; returns `buffer`.
+// Writes "fwd_2__0" or "after_loop_0_1"; returns `buffer`.
 static const char* run_name(const jpp_trace_t* trace, const jpp_trace_run_t* run,
                             char buffer[kNameSize]) {
   const char* task = trace->plan->staged->tasks[run->task].name;

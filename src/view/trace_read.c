@@ -1,8 +1,8 @@
-// Traces read back, and written again: those that each process of a job took of the same
-// steps become one.
+// Reads traces and writes them again: the traces that the processes of a job took of the
+// same steps become one.
 //
-// The processes' clocks put their traces on one axis: CLOCK_REALTIME, the same within a
-// host and as close between hosts as these keep their clocks.
+// The processes' clocks align their traces on one axis: CLOCK_REALTIME, which is the same
+// within a host, and differs between hosts as much as their clocks do.
 #include <stdlib.h>
 #include <string.h>
 
@@ -16,7 +16,7 @@ static const double kMostTime = 1e15;  // 31 years of microseconds
 
 typedef struct read_spans {
   jpp_spans_t base;
-  json_t** roots;  // [num_roots] they hold the names
+  json_t** roots;  // [num_roots] they own the names
   uint32_t num_roots;
 } read_spans_t;
 
@@ -36,7 +36,7 @@ static json_t* events_of(json_t* root) {
 }
 
 static jpp_task_kind_t kind_of(const char* name) {
-  // "bwd_i_2" begins as "bwd" does: the longer names first.
+  // "bwd_i_2" also begins with "bwd", so longer names come first.
   static const jpp_task_kind_t kLongestFirst[] = {JPP_TASK_FWD, JPP_TASK_BWD_I,
                                                   JPP_TASK_BWD_W, JPP_TASK_BWD};
   for (size_t i = 0; i < sizeof(kLongestFirst) / sizeof(*kLongestFirst); ++i) {
@@ -102,13 +102,14 @@ static jpp_status_t* add_text(const char* file, const json_t* events, int64_t na
                          file);
 }
 
-// --- Several --------------------------------------------------------------------------
+// --- Several texts
+// --------------------------------------------------------------------------
 
 static json_int_t note_of(const json_t* root, const char* name) {
   return json_integer_value(json_object_get(json_object_get(root, "otherData"), name));
 }
 
-// That the text can be joined with the first one.
+// Checks that the text can be joined with the first one.
 static jpp_status_t* check_notes(const jpp_trace_text_t* texts, uint32_t index,
                                  json_t* const* roots) {
   json_int_t step = note_of(roots[index], "step"), first = note_of(roots[0], "step");
@@ -167,7 +168,7 @@ static jpp_status_t* read_texts(const jpp_trace_text_t* texts, uint32_t count,
     JPP_RETURN_IF_ERROR(add_text(texts[i].name, events_of(root), offset, read));
   }
   if (!spans->title) spans->title = texts[0].name;
-  // What takes no time is still drawn, on an axis of a microsecond.
+  // A trace without duration is still drawn, on an axis of one microsecond.
   if (spans->end <= spans->begin) spans->end = spans->begin + 1e-3;
   qsort((void*)spans->spans, spans->count, sizeof(*spans->spans), compare_spans);
   return NULL;
@@ -203,7 +204,7 @@ bool jpp_spans_is_trace(const char* text) {
   return first == '{' || first == '[';
 }
 
-// --- Written again --------------------------------------------------------------------
+// --- Writing --------------------------------------------------------------------
 
 jpp_status_t* jpp_spans_to_json(const jpp_spans_t* spans, char** out_text) {
   JPP_RETURN_IF_NULL(spans, out_text);

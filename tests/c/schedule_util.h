@@ -16,7 +16,7 @@ static inline jpp_schedule_t* build(const char* name, uint32_t stages, uint32_t 
   return schedule;
 }
 
-// The printed form; free with jpp_text_free().
+// Prints the schedule; the caller frees the text with jpp_text_free().
 static inline char* text_of(const jpp_schedule_t* schedule) {
   char* text = NULL;
   ASSERT_OK(jpp_schedule_print(schedule, &text));

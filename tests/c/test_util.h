@@ -1,4 +1,5 @@
-// What every C test needs: cmocka in the order it wants, and checks on statuses.
+// Included by every C test: the headers that cmocka needs, in its order, and checks of
+// statuses.
 #ifndef TESTS_C_TEST_UTIL_H_
 #define TESTS_C_TEST_UTIL_H_
 
@@ -14,7 +15,7 @@
 
 #include "jaxpp/status.h"
 
-// A variable of the environment that only tests read; NULL when not set or empty.
+// Reads an environment variable that only tests use; NULL if it is unset or empty.
 static inline const char* test_variable(const char* name) {
   const char* value = getenv(name);
   return value && *value ? value : NULL;
@@ -26,7 +27,7 @@ static inline const char* test_variable(const char* name) {
     if (test_status_) fail_msg("%s", jpp_status_message(test_status_)); \
   } while (0)
 
-// The call fails with this code, and its message holds this text.
+// Checks that the call fails with this code and a message that contains this text.
 #define ASSERT_FAILS(expr, expected_code, expected_text)                                 \
   do {                                                                                   \
     jpp_status_t* test_status_ = (expr);                                                 \

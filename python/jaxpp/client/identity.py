@@ -1,4 +1,4 @@
-"""What the processes of a job must agree on to run the same step."""
+"""The properties in which the processes of a job must agree to run the same step."""
 
 from __future__ import annotations
 
@@ -31,8 +31,9 @@ class StepIdentity:
     them (jaxpp/job.h).
 
     Args:
-      facts: a line for each, in the order of comparison. program: a line for each operation.
-      digest: of the program's code.
+      facts: one line for each, in the order of comparison.
+      program: one line per operation.
+      digest: the digest of the program's code.
     """
 
     facts: str
@@ -59,7 +60,7 @@ def _constant_line(number: int, const: Any) -> tuple[str, str]:
 
 
 def _program_of(planned: Planned, code: Code) -> list[tuple[str, str]]:
-    """Lines of a place in the user's code, or "", and code."""
+    """One line per operation: its place in the user's code, or "", and its code."""
     constants = [_constant_line(k, const) for k, const in enumerate(planned.consts)]
     if isinstance(planned, Traced):
         return constants + [(at, code) for code, at in printed_lines(planned.closed.jaxpr)]
@@ -85,7 +86,9 @@ def identity_of(planned: Planned, options: Options, code: Code, client: str) -> 
     """The identity of a step, to compare between processes.
 
     Args:
-      planned: the step. options: the options of the step. code: the StableHLO of its tasks.
+      planned: the step.
+      options: the options of the step.
+      code: the StableHLO of its tasks.
       client: the name and version of the plugin that runs it.
     """
     names = planned.arg_names

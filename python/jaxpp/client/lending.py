@@ -1,4 +1,5 @@
-"""Arrays that JAX's client and the runtime's share in the same memory through DLPack."""
+"""Arrays that JAX's client and the runtime's client share in the same memory through
+DLPack."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from jaxpp.client.plugins import platform_of
 
 __all__ = ["DEVICE_TYPES", "Lent", "can_share", "capsules_of", "lent_array"]
 
-# The DLPack device types of platforms.
+# The DLPack device type of each platform.
 DEVICE_TYPES = {"cpu": 1, "cuda": 2, "rocm": 10}
 
 
@@ -25,7 +26,7 @@ def can_share(given: jax.Device, wanted: jax.Device) -> bool:
 
 def capsules_of(arrays: list[jax.Array]) -> list[Any] | None:
     """A DLPack export of each array, which pins its memory; None for types that DLPack does not
-    support and for other than default device memory. Waits for the contents."""
+    support and for arrays outside the default device memory. Waits for the contents."""
     if not all(map(_is_in_own_memory, arrays)):
         return None
     try:
@@ -57,7 +58,7 @@ def lent_array(
     value: _core.Value, rank: int, index: int, device: jax.Device
 ) -> np.ndarray | jax.Array | None:
     """One shard of a value for JAX: on the host an array of bytes, which the caller may keep;
-    on another device a JAX array."""
+    on other devices a JAX array."""
     platform = platform_of(device)
     if platform not in DEVICE_TYPES:
         return None

@@ -51,7 +51,7 @@ def key_value_store(prefix: str) -> _core.KeyValueStore:
 
 
 def _or_none(ask: Callable[[], bytes], missing: str) -> bytes | None:
-    """The service's answer; None if it is the error `absent`."""
+    """The service's answer, or None for a missing key."""
     try:
         return bytes(ask())
     except jax.errors.JaxRuntimeError as error:
@@ -77,7 +77,7 @@ def numbers_of(client: _core.Client, devices: Iterable[jax.Device]) -> dict[jax.
     Both clients have the same devices in each process, in the same order.
 
     Raises:
-      JaxppError: their devices differ ("devices").
+      JaxppError: the two clients' devices differ ("devices").
     """
     mine: dict[int, list[tuple[int, int]]] = {}
     for number, device in enumerate(client.info().global_devices):

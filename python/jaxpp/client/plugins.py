@@ -41,7 +41,7 @@ def plugin_path(given: str | None, platform: str) -> str:
     Args:
       given: a file, or the platform of a plugin installed for JAX: "cuda", "rocm".
         "cpu" is the embedded one.
-      platform: of the devices, from `platform_of`.
+      platform: the devices' platform, from `platform_of`.
 
     Raises:
       JaxppError: no such plugin is installed ("plugin").
@@ -55,7 +55,7 @@ def plugin_path(given: str | None, platform: str) -> str:
 
 
 def platform_of(device: jax.Device) -> str:
-    """The name of plugins for a device: "cpu", "cuda", "rocm", "tpu"."""
+    """The name of a device's plugins: "cpu", "cuda", "rocm", "tpu"."""
     if device.platform != "gpu":
         return str(device.platform)
     return "rocm" if "rocm" in device.client.platform_version.lower() else "cuda"
@@ -101,8 +101,8 @@ def client_options(path: str, cpu_devices: int) -> dict[str, Any]:
     """The options of a plugin's client.
 
     Args:
-      path: the plugin's file. cpu_devices: the number of devices of a CPU plugin; 0: its
-      default.
+      path: the plugin's file.
+      cpu_devices: the number of devices of a CPU plugin; 0: its default.
 
     Raises:
       JaxppError: this client and JAX's own would both preallocate the devices' memory

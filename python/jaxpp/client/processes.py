@@ -27,7 +27,7 @@ from jaxpp.mesh import MpmdMesh
 
 __all__ = ["Processes", "make_network", "processes_of"]
 
-_TIMEOUT_MS = 5 * 60 * 1000  # for all to have compiled
+_TIMEOUT_MS = 5 * 60 * 1000  # limits the wait for all processes to have compiled
 _POLL_MS = 500
 _PART_BYTES = 1 << 20  # size limit of one value in the store
 _numbers = itertools.count()  # counts compiled steps, in the same order in all processes
@@ -62,7 +62,7 @@ def _key_of(process: int, key: str) -> bytes:
 class Processes:
     """The processes that a mesh spans.
 
-    `rank_process`: for each rank the process that this one exchanges values with; for a rank
+    `rank_process`: for each rank, the process with which this one exchanges values; for a rank
     that spans processes, the one with the same positions among its devices. `places`: the
     positions of this process's devices in a rank that it belongs to. `spans`: whether any rank
     spans processes.
@@ -101,7 +101,7 @@ class Processes:
         coordination().key_value_set_bytes(f"{key}/program/{self.me}", b"%d" % len(parts))
 
     def _agree(self, key: str, identity: StepIdentity) -> None:
-        """Raises in every process if their steps differ, with the first difference."""
+        """Raises the first difference between the processes' steps, in every process."""
         summaries = self._exchange(f"{key}/plan", identity.summary)
         others = [p for p, found in enumerate(summaries) if found != identity.summary]
         if not others:
@@ -152,7 +152,7 @@ def _name_ucx() -> None:
 
 
 def processes_of(mesh: MpmdMesh) -> Processes | None:
-    """The processes that the mesh spans; None: this one has all of it.
+    """The processes that the mesh spans; None: this process has all of it.
 
     Raises:
       JaxppError: a rank spans processes in an unsupported way ("unsupported").

@@ -1,1 +1,1 @@
-"""What may still change."""
+"""Interfaces that may still change."""

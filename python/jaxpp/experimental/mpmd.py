@@ -46,8 +46,8 @@ class LocalJaxpr:
     """The program of one rank.
 
     Attributes:
-      global_invar_indices: the numbers of the argument leaves that the rank is given.
-      global_outvar_indices: those of the result leaves that it is left with.
+      global_invar_indices: the numbers of the argument leaves that the rank receives.
+      global_outvar_indices: the numbers of the result leaves that it produces.
     """
 
     def __init__(self, plan: Traced, rank: int) -> None:
@@ -62,7 +62,7 @@ class LocalJaxpr:
 
 
 def _on_rank(placed: Sequence[Any], bounds: Sequence[Any], rank: int) -> tuple[int, ...]:
-    """The numbers of the leaves of which the rank has some part."""
+    """The numbers of the leaves of which the rank has at least a part."""
     parts = enumerate(parts_of_leaves(bounds))
     return tuple(k for k, own in parts if any(rank in placed[v].ranks for v in own))
 
@@ -135,7 +135,7 @@ class _Written(MpmdFunction):
     """The callable that `mpmd` returns."""
 
     def _bind(self, call: Call) -> Any:
-        """In another trace, the program's equations are part of that one."""
+        """In another trace, the program's equations become part of that trace."""
         return self._fun(*call.args)
 
     def lower(self, *args: Any, **kwargs: Any) -> LoweredMpmdFun:
@@ -154,7 +154,7 @@ def mpmd(
     """A decorator for a program written by hand.
 
     Its function takes positional arguments and consists of calls of `task` and `transfer`;
-    everything that computes is in a task.
+    all computations are in tasks.
 
     Args:
       mpmd_mesh: the ranks and their devices.
@@ -201,19 +201,20 @@ def task(
     mesh: Mesh | None = None,
     donate_argnums: int | Sequence[int] | None = None,
 ) -> Any:
-    """A function that runs as one program on one rank, or on each of several.
+    """A function that runs as one program on one rank, or on each of several ranks.
 
     Args:
       fun: the function, of pytrees of arrays.
       out_shardings: a pytree prefix of its results, with a `NamedSharding` on the mesh of its
-        ranks or, where arguments or `mesh` say which these are, a `PartitionSpec`.
-      name: for traces and messages; default: that of `fun`.
-      in_shardings: the shardings of the arguments, which are known already; they must be on the
-        same ranks.
-      mesh: the mesh of its ranks, for a function without arguments. On a mesh of several ranks
-        each of them computes the same, from the same arguments.
+        ranks; or a `PartitionSpec`, if the arguments or `mesh` determine the ranks.
+      name: for traces and messages; default: the name of `fun`.
+      in_shardings: the shardings of the arguments, which are already known; they must be
+        on the same ranks.
+      mesh: the mesh of its ranks, for a function without arguments. On a mesh of several
+        ranks, each of them computes the same from the same arguments.
       donate_argnums: arguments that the program does not use again. The plan reuses the memory
-        of every value after its last use anyway; this checks that there is no later one.
+        of every value after its last use anyway; the argument only makes a later use an
+        error.
 
     Returns:
       The function, to be called on values of the program; a decorator if `fun` is omitted.
@@ -238,28 +239,28 @@ def transfer(tree: Any, *, out_shardings: Any) -> Transfer:
     """Sends arrays to other ranks as soon as they exist.
 
     Args:
-      tree: a pytree of values of the program. out_shardings: a pytree prefix of it, with a
-      `NamedSharding` on the mesh of other ranks.
+      tree: a pytree of values of the program.
+      out_shardings: a pytree prefix of it, with a `NamedSharding` on the mesh of other ranks.
         An array may be sharded differently there.
 
     Returns:
-      A `Transfer`, whose `done()` gives the arrays on their new ranks.
+      A `Transfer`, whose `done()` returns the arrays on their new ranks.
 
     Raises:
-      JaxppError: "mesh" (the array is on these ranks already), "sharding", "donated",
+      JaxppError: "mesh" (the array is already on these ranks), "sharding", "donated",
         "invalid-argument".
     """
     return current_program("transfer").add_transfer(tree, out_shardings)
 
 
 def stack(*arrays: Any) -> Any:
-    """Arrays of disjoint ranks as one array, whose rows are parted over these ranks.
+    """Arrays of disjoint ranks as one array, whose rows are divided over these ranks.
 
-    Nothing moves. A task over these ranks gets all rows on each of them.
+    It transfers nothing. A task over these ranks receives all rows on each of them.
 
     Args:
-      *arrays: values of one rank each, or parted over several. They have the same dtype, the
-        same number of rows on each rank, and the same further dimensions.
+      *arrays: values of one rank each, or divided over several. They have the same dtype,
+        the same number of rows on each rank, and the same further dimensions.
     """
     return current_program("stack").stack(arrays)
 

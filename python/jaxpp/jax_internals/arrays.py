@@ -74,18 +74,17 @@ def jax_array(cls: Any) -> Any:
 
 # JAX 0.10.2, 0.11.2: pxla._orig_out_sharding_handlers, by the exact type of a sharding.
 def keeps_its_sharding(cls: type[NamedSharding]) -> type[NamedSharding]:
-    """Registers a subclass of NamedSharding, so that results `jax.jit` computes from such
-    arrays have a NamedSharding over the same mesh, as with a plain one."""
+    """Registers a subclass of NamedSharding, so that the results that `jax.jit` computes
+    from such arrays have a NamedSharding over the same mesh."""
     handlers = pxla._orig_out_sharding_handlers
     handlers[cls] = handlers[NamedSharding]
     return cls
 
 
-# JAX 0.10.2, 0.11.2: the sharding of an array's type, its mesh empty where the array is on no
-# explicit mesh.
+# JAX 0.10.2, 0.11.2: the sharding of an array's type; its mesh is empty unless the array
+# is on an explicit mesh.
 def on_one_mesh(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The two arrays; if only one has the type of an explicit mesh, both are given that
-    mesh."""
+    """The two arrays; if only one has the type of an explicit mesh, both get that mesh."""
     meshes = [jax.typeof(x).sharding.mesh for x in (a, b)]
     if meshes[0].empty == meshes[1].empty:
         return a, b
@@ -95,7 +94,7 @@ def on_one_mesh(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 # JAX 0.10.2, 0.11.2: the sharding of an array's type, as above.
 def explicit_sharding(aval: Any, mesh: Mesh) -> NamedSharding | None:
-    """The sharding on a mesh that is part of the type of a value; None: its type has none."""
+    """The sharding on a mesh that a value's type includes; None if the type has none."""
     sharding = getattr(aval, "sharding", None)
     if sharding is None or sharding.mesh.empty or not sharding.mesh.are_all_axes_explicit:
         return None
@@ -104,7 +103,7 @@ def explicit_sharding(aval: Any, mesh: Mesh) -> NamedSharding | None:
 
 # JAX 0.10.2, 0.11.2: the unreduced axes in the sharding of an array's type.
 def unreduced_axes(aval: Any) -> frozenset[str]:
-    """The explicit axes over which a value is a part of a sum on each device."""
+    """The explicit axes over which each device has one term of a sum."""
     spec = getattr(getattr(aval, "sharding", None), "spec", None)
     return frozenset(spec.unreduced) if spec is not None else frozenset()
 
@@ -112,7 +111,8 @@ def unreduced_axes(aval: Any) -> frozenset[str]:
 def with_partial(
     state: jax.Array, value: jax.Array, partial: bool
 ) -> tuple[jax.Array, jax.Array]:
-    """State and value with types that can be added: both unreduced if `partial`, or neither."""
+    """State and value with types that can be added: both unreduced if `partial`, or
+    neither."""
     sharding = jax.typeof(value).sharding
     if not unreduced_axes(jax.typeof(value)):
         return state, value
@@ -137,7 +137,7 @@ def wrap_keys(data: jax.Array, dtype: Any) -> jax.Array:
 
 # JAX 0.10.2, 0.11.2: PyTreeDef.node_data and children.
 def node_of_tree(tree: Any) -> tuple[Any, list[Any]]:
-    """The root of a treedef, (its type, its data) or None for a leaf, and its children."""
+    """The root of a treedef as (type, data), or None for a leaf, and its children."""
     return tree.node_data(), tree.children()
 
 

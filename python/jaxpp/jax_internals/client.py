@@ -89,8 +89,9 @@ def coordination() -> Any:
 # JAX 0.10.2, 0.11.2: DistributedRuntimeClient.wait_at_barrier(), which JAX and orbax call, and
 # the two functions of multihost_utils that all others there call.
 def watch_waits(begin: Callable[[str, Sequence[int] | None], object]) -> None:
-    """Calls `begin` at the start of each of JAX's waits for other processes, with the name of
-    the wait and the processes (None: all). The object it returns is released after the wait."""
+    """Calls `begin` when JAX starts to wait for other processes, with the name of the
+    wait and the processes (None: all). The object it returns is released after the wait.
+    """
 
     def barrier(client: Any, name: str, timeout_in_ms: int, process_ids: Any = None) -> None:
         wait = begin(name, process_ids)
@@ -183,12 +184,12 @@ def serialized_compile_options(
     build = options.executable_build_options
     overrides = dict(user_options or {})
     if devices > 1 and jax.__version_info__ >= (0, 11):
-        # On there; a module in portable form is then refused its use, with a line in the
-        # plugin's log for each task.
+        # On by default in newer versions; plugins then refuse a module in portable form,
+        # and log a line for each task.
         overrides.setdefault("xla_enable_hlo_sharding_v3", False)
     if spans_processes:
-        # Otherwise the processes share the autotuning of kernels through the store, and tasks
-        # with the same code on different ranks may conflict there.
+        # Otherwise the processes share the autotuning of kernels through the store, where
+        # tasks with the same code on different ranks may conflict.
         overrides.setdefault("xla_gpu_shard_autotuning", False)
     options.env_option_overrides = list(overrides.items())
     if devices == 1:

@@ -36,7 +36,7 @@ _meant: contextvars.ContextVar[tuple[Mesh, Mesh] | None] = contextvars.ContextVa
 # with swap_local and set_local.
 @contextlib.contextmanager
 def context_mesh(mesh: Mesh | None, whole: Mesh | None = None) -> Iterator[None]:
-    """Sets the context mesh to the abstract mesh of `mesh`, or to none, overriding
+    """Sets the context mesh to the abstract mesh of `mesh`, or to none, and overrides
     `jax.set_mesh`.
 
     `jax.set_mesh` also places new arrays on all its devices and rejects arrays on others. A
@@ -99,7 +99,7 @@ _replace_argument(pjit, "canonicalize_sharding", 0, _meant_sharding)
 # JAX 0.10.2, 0.11.2: config.trace_context, config.default_prng_impl, and `context_mesh`'s
 # states.
 def settings_key() -> Any:
-    """A key that is equal while JAX would trace and lower a function to the same program.
+    """A key that changes whenever JAX would trace and lower a function differently.
 
     It is the key that `jax.jit` uses, without the context mesh: a step has its own mesh.
     """

@@ -99,7 +99,8 @@ def discharged(closed: ClosedJaxpr) -> ClosedJaxpr:
 
 # JAX 0.10.2, 0.11.2: core.Var; JaxprEqn.replace.
 def continued(closed: ClosedJaxpr, tail: Jaxpr) -> ClosedJaxpr:
-    """The jaxpr followed by `tail`, which takes its results and has no constants."""
+    """The jaxpr followed by `tail`, whose arguments are its results and which has no
+    constants."""
     given = dict(zip(tail.invars, closed.jaxpr.outvars, strict=True))
 
     def substitute(atom: Any) -> Any:
@@ -156,16 +157,16 @@ def is_differentiated(eqn: JaxprEqn) -> bool:
     return "jvp(" in str(eqn.source_info.name_stack)
 
 
-# JAX 0.10.2, 0.11.2: the name that remat's transpose gives what it computes again.
+# JAX 0.10.2, 0.11.2: the name that remat's transpose gives to recomputed equations.
 def is_recomputed(eqn: JaxprEqn) -> bool:
-    """Whether an equation of a rematerialised backward computes part of the forward again."""
+    """Whether an equation of a rematerialised backward recomputes part of the forward."""
     return "rematted_computation" in str(eqn.source_info.name_stack)
 
 
 # JAX 0.10.2, 0.11.2: partial_eval.partial_eval_jaxpr_custom_rules.
 def never_recompute(primitive: Primitive) -> None:
-    """Makes `jax.checkpoint`, whatever its policy, keep those results of the primitive that it
-    would use to compute others again."""
+    """Makes `jax.checkpoint`, whatever its policy, save the primitive's results instead
+    of recomputing them."""
 
     def rule(
         policy: Any, unknown: Sequence[bool], instantiated: Sequence[bool], eqn: JaxprEqn
@@ -199,7 +200,7 @@ def drop_unused_passengers(primitive: Any) -> None:
     pe.dce_rules[primitive] = rule
 
 
-# JAX 0.10.2, 0.11.2: get_bind_params, which gives keyword arguments only.
+# JAX 0.10.2, 0.11.2: get_bind_params, which returns keyword arguments only.
 def bind(primitive: Any, params: dict[str, Any], operands: Sequence[Any]) -> list[Any]:
     """The results of a primitive with the parameters of an equation."""
     outs = primitive.bind(*operands, **primitive.get_bind_params(params))
@@ -213,8 +214,8 @@ def is_unspecified(sharding: Any) -> bool:
 
 
 def _without_chance(line: str) -> str:
-    """A printed line normalised so that two runs of a script print the same: without addresses,
-    with sets sorted. Numbers are printed in full precision."""
+    """A printed line in a form that is equal in two runs of a script: without addresses,
+    and with sets sorted. Numbers are printed in full precision."""
 
     def sort(found: re.Match[str]) -> str:
         return "{" + ", ".join(sorted(found[1].split(", "))) + "}"
@@ -229,8 +230,8 @@ def _without_chance(line: str) -> str:
 
 # JAX 0.10.2, 0.11.2: Jaxpr.pretty_print with source_info.
 def printed_lines(jaxpr: Jaxpr) -> list[tuple[str, str]]:
-    """The jaxpr as text, the same in every process that traces the same step, with the user's
-    line (file:line:column) that each line of it comes from."""
+    """The jaxpr as text, equal in every process that traces the same step, with the
+    user's line (file:line:column) from which each of its lines comes."""
     lines, where = [], ""
     for line in jaxpr.pretty_print(source_info=True, use_color=False).splitlines():
         code, found, comment = line.rpartition("  # ")

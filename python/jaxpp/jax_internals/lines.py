@@ -46,13 +46,14 @@ def is_user_file(name: str) -> bool:
 
 # JAX 0.10.2, 0.11.2: the traceback in an equation's source_info, source_info_util.user_frames.
 def user_frames(eqn: JaxprEqn) -> list[Any]:
-    """The user's frames of an equation, innermost first; equal for the same call."""
+    """The user's frames of an equation, innermost first; equal for equations of the same
+    call."""
     return list(source_info_util.user_frames(eqn.source_info.traceback))
 
 
 # JAX 0.10.2, 0.11.2: file_name and start_line of such a frame.
 def line_of(frame: Any) -> str:
-    """A frame as file:line."""
+    """The file:line of a frame."""
     return f"{frame.file_name}:{frame.start_line}" if frame != "?" else frame
 
 
@@ -63,7 +64,7 @@ def _innermost_user_line(traceback: Any) -> str | None:
 
 
 def user_line(eqn: JaxprEqn) -> str | None:
-    """The user's line of an equation, as file:line."""
+    """The user's line that wrote an equation, as file:line."""
     return _innermost_user_line(eqn.source_info.traceback)
 
 

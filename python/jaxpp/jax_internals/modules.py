@@ -116,13 +116,15 @@ def _inline_calls(module: Any) -> None:
 
 # JAX 0.10.2, 0.11.2: jaxlib's pass manager with Shardy's pipeline; sdy.sharding.
 class Propagated:
-    """The shardings that Shardy finds for the values of a module, which stays as it is."""
+    """The shardings that Shardy finds for the values of a module, without modifying the
+    module."""
 
     def __init__(self, module: Any, mesh: Mesh) -> None:
         self._module = module
         self._mesh = mesh
         copy = module.clone()
-        # Numbers lead from the copy's operations, inlined and simplified, to the module's.
+        # Numbers map the operations of the copy, inlined and simplified, to those of the
+        # module.
         original = list(operations(module))
         for number, op in enumerate(operations(copy)):
             op.attributes["number"] = ir.IntegerAttr.get(ir.IntegerType.get(64), number)
@@ -161,8 +163,8 @@ class Propagated:
         return Partials(_functions(self._module), mesh, sizes, self._arguments, self._of_ops)
 
 
-# JAX 0.10.2, 0.11.2: a lowered function's compiler_ir and `_lowering`; the rest beside each
-# method.
+# JAX 0.10.2, 0.11.2: a lowered function's compiler_ir and `_lowering`; each method names
+# the others.
 class LoweredModule:
     """A JAX function lowered to a StableHLO module, which can still be modified."""
 
@@ -212,7 +214,8 @@ class LoweredModule:
 
     # JAX 0.10.2, 0.11.2: jaxlib's sdy.
     def replicate(self, results: Sequence[int], axes: Sequence[str]) -> None:
-        """Keeps what uses results of main, by number, from sharding them over these axes."""
+        """Prevents the users of main's results, given by number, from sharding them over
+        these axes."""
         with self._module.context, ir.Location.unknown():
             *_, end = self._main().regions[0].blocks[0].operations
             mesh = mesh_of(self._module.operation)
@@ -242,9 +245,9 @@ class LoweredModule:
     ) -> list[Any]:
         """Redirects each custom call to one of `targets` to `target`.
 
-        `make` takes the Python function and the types of operands and results, each (name of
-        the element type in MLIR, shape), and returns an object and its address. The address
-        becomes the call's only attribute, named `attribute`.
+        `make` takes the Python function and the types of operands and results, each as
+        (name of the element type in MLIR, shape), and returns an object and its address.
+        The address becomes the call's only attribute, named `attribute`.
         """
         made = []
         with self._module.context:

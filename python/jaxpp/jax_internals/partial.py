@@ -1,14 +1,15 @@
 """Sums that stay partial over the devices of a rank, in MLIR.
 
 A sum over an axis that is sharded over devices is first a partial sum on each device. XLA adds
-these at once, with an all-reduce, unless Shardy is told that the value is `unreduced` over the
-mesh's axes. `Partials` finds where a result is such a sum, through the operations that are
-linear in it, and keeps it partial up to there.
+these immediately, with an all-reduce, unless Shardy is told that the value is `unreduced`
+over the mesh's axes. `Partials` finds the results that are such sums, follows them
+through the operations that are linear in them, and keeps them partial up to there.
 
-Shardy does not prove that a value that is declared unreduced is a partial sum: a value that
-each device has whole would be counted once for each. Therefore the operands of a sum are
-constrained to the shards that make it partial, only listed operations are passed, and any other
-value that is added is first made partial: whole on one device, zero on the others.
+Shardy does not check that a value declared unreduced is a partial sum: a value that each
+device has whole would be counted once per device. Therefore the operands of a sum are
+constrained to the shards that make it partial, only listed operations propagate partial
+sums, and any other value that is added is first made partial: whole on one device, zero
+on the others.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ __all__ = ["Blocked", "Partials", "behind", "mesh_of", "operations", "sharded_ax
 
 Axes = frozenset[str]
 _Dimensions = list[tuple[str, ...]]
-_Calls = tuple[Any, ...]  # the calls that lead to a function, from main on
+_Calls = tuple[Any, ...]  # the calls that lead from main to a function
 
-# Operations of one operand that are linear in it, or round it.
+# Operations of one operand that are linear in it, or that round it.
 _UNARY = frozenset(
     f"stablehlo.{name}"
     for name in (
@@ -37,7 +38,8 @@ _UNARY = frozenset(
 _SUMS = frozenset(("stablehlo.add", "stablehlo.subtract", "stablehlo.concatenate"))
 _BRANCHES = ("stablehlo.case", "stablehlo.if")
 
-# A function of a value: itself on the first device along some axes, zeros on the others.
+# A function that returns its argument on the first device along some axes, and zeros on
+# the others.
 _ON_FIRST_DEVICE = """
 {mesh}
 func.func private @partial(%v: {type}) -> {type} {{
@@ -62,14 +64,15 @@ func.func private @partial(%v: {type}) -> {type} {{
 
 @dataclasses.dataclass
 class Blocked(Exception):
-    """Why a value is no partial sum, and the location of the operation that says so."""
+    """The reason why a value is not a partial sum, and the location of the operation that
+    prevents it."""
 
     reason: str
     location: Any
 
 
 def operations(root: Any) -> Iterator[Any]:
-    """The operations in an operation, at any depth, in order."""
+    """All operations inside an operation, at any depth, in order."""
     for region in root.regions:
         for block in region.blocks:
             for op in block.operations:
@@ -78,8 +81,8 @@ def operations(root: Any) -> Iterator[Any]:
 
 
 def sharded_axes(sharding: Any) -> _Dimensions:
-    """The mesh axes of a Shardy sharding by dimension. A dimension that takes a part of an axis
-    counts as whole."""
+    """The mesh axes of a Shardy sharding by dimension. A dimension that is sharded over
+    part of an axis counts as whole."""
     found = []
     for dimension in sdy.TensorShardingAttr(sharding).dimension_shardings:
         refs = [sdy.AxisRefAttr(ref) for ref in sdy.DimensionShardingAttr(dimension).axes]
@@ -112,7 +115,7 @@ def _callee(call: Any) -> str:
 
 
 def _unreduced_axes(op: Any) -> Axes:
-    """The axes of a constraint that JAX writes for a partial sum on explicit axes."""
+    """The axes in a constraint that JAX writes for a partial sum on explicit axes."""
     if op.name != "sdy.sharding_constraint":
         return frozenset()
     sharding = sdy.TensorShardingAttr(op.attributes["sharding"])
@@ -133,14 +136,14 @@ def _adds(op: Any) -> bool:
 
 
 def behind(value: Any) -> Any:
-    """The insertion point behind the operation that makes a value."""
+    """The insertion point after the operation that makes a value."""
     if _is_argument(value):
         return ir.InsertionPoint.at_block_begin(value.owner)
     return ir.InsertionPoint.after(value.owner.operation)
 
 
 def _keeps_sums(convert: Any) -> bool:
-    """Whether a cast of a sum is the sum of casts, but for rounding."""
+    """Whether a cast of a sum equals the sum of casts, apart from rounding."""
     before, after = (
         ir.RankedTensorType(v.type).element_type
         for v in (convert.operands[0], convert.results[0])
@@ -151,18 +154,18 @@ def _keeps_sums(convert: Any) -> bool:
 
 
 def _printed(sharding: Any) -> str:
-    """A sharding as constraints print it."""
+    """A sharding in the form in which constraints print it."""
     return str(sharding).removeprefix("#sdy.sharding")
 
 
 def _returned(region: Any) -> Any:
-    """The operation that ends a region."""
+    """The terminator of a region."""
     *_, last = region.blocks[0].operations
     return last.operation
 
 
 def _meet(a: Axes | None, b: Axes | None) -> Axes | None:
-    """The axes over which both are partial; None: over any."""
+    """The axes over which both are partial; None means all axes."""
     if a is None or b is None:
         return b if a is None else a
     return a & b
@@ -170,10 +173,10 @@ def _meet(a: Axes | None, b: Axes | None) -> Axes | None:
 
 @dataclasses.dataclass
 class _Rule:
-    """How an operation's result is partial.
+    """When an operation's result is partial.
 
-    `sharded`: the sum's operands, with the shards that make it partial over `axes`; without
-    any, axes is None. `partial`: the operands that have to be partial themselves.
+    `sharded`: the sum's operands, with the shards that make it partial over `axes`; if
+    there are none, axes is None. `partial`: the operands that must be partial themselves.
     """
 
     partial: Sequence[int] = ()
@@ -185,8 +188,10 @@ class Partials:
     """The partial sums of a module's main function.
 
     Args:
-      functions: the module's functions by name. mesh: its sdy.mesh; None: nothing is sharded.
-      sizes: of the mesh's axes. arguments: the sharding of main's arguments by dimension.
+      functions: the module's functions by name.
+      mesh: its sdy.mesh; None: nothing is sharded.
+      sizes: of the mesh's axes.
+      arguments: the sharding of main's arguments by dimension.
       of_ops: the propagated shardings of each operation's results. The key is the first result,
         because an operation's hash changes with its operands.
     """
@@ -205,16 +210,19 @@ class Partials:
         self.sizes = sizes
         self.arguments = arguments
         self.of_ops = of_ops
-        self._assumed: dict[Any, Axes | None] = {}  # of loops that are being looked at
-        self._uses: list[Any] = []  # (value, calls, user, operand) of the sum at hand
-        self._kept: dict[Any, Any] = {}  # values with a constraint behind them
-        self._partial: dict[Any, Axes] = {}  # values that are partial by now
-        self._copied: list[Any] = []  # the first results of calls of functions of their own
+        # Assumptions about loops that are being analysed.
+        self._assumed: dict[Any, Axes | None] = {}
+        # (value, calls, user, operand) of the sum that is being analysed.
+        self._uses: list[Any] = []
+        self._kept: dict[Any, Any] = {}  # values that have a constraint already
+        self._partial: dict[Any, Axes] = {}  # values that are already partial
+        # The first results of calls that got a function of their own.
+        self._copied: list[Any] = []
 
     # --- Shardings ---
 
     def _dimensions(self, value: Any, calls: _Calls) -> _Dimensions:
-        """The sharding of a value in the function that the last of the calls calls."""
+        """The sharding of a value in the function that the last call in `calls` calls."""
         number = value.arg_number if _is_argument(value) else value.result_number
         owner = value.owner.owner.operation if _is_argument(value) else _operation(value)
         if owner.name == "func.call":
@@ -228,12 +236,12 @@ class Partials:
         return self.arguments[number] or [()] * len(_shape(value))
 
     def _constrained(self, value: Any, dimensions: _Dimensions, axes: Axes) -> Any:
-        """The value with a constraint behind it, unreduced over the axes."""
+        """The value with a constraint after it that makes it unreduced over the axes."""
         with value.context, ir.Location.unknown(), behind(value):
             return sdy.ShardingConstraintOp(value, self.attribute(dimensions, axes)).result
 
     def attribute(self, dimensions: _Dimensions, axes: Axes) -> Any:
-        """The Shardy sharding with these mesh axes for each dimension, in a context."""
+        """The Shardy sharding, as an attribute, with these mesh axes for each dimension."""
 
         def refs(names: Any) -> list[Any]:
             return [sdy.AxisRefAttr.get(name) for name in names]
@@ -252,7 +260,7 @@ class Partials:
 
     @staticmethod
     def _contracted(op: Any) -> tuple[list[int], list[int]]:
-        """The dimensions of both operands of a product that it sums over, in pairs."""
+        """The pairs of dimensions over which a product sums."""
         if op.name == "stablehlo.dot_general":
             numbers = stablehlo.DotDimensionNumbers(op.attributes["dot_dimension_numbers"])
             return (
@@ -288,27 +296,27 @@ class Partials:
         return int(np.prod([self.sizes[a] for a in names]))
 
     def _divides(self, value: Any, dims: _Dimensions, which: Sequence[int]) -> bool:
-        """Whether all shards of these dimensions are of one size."""
+        """Whether all shards along these dimensions have the same size."""
         shape = _shape(value)
         return not any(shape[d] % self._ways(dims[d]) for d in which)
 
     def _sum_rule(self, op: Any, calls: _Calls) -> _Rule:
         """The rule of a reduction with addition."""
         if len(op.operands) != 2 or not _adds(op) or not _is_zero(op.operands[1]):
-            raise Blocked("it is reduced otherwise than by a sum from zero", op.location)
+            raise Blocked("it is not reduced by a sum from zero", op.location)
         dims = self._dimensions(op.operands[0], calls)
         reduced = list(ir.DenseI64ArrayAttr(op.attributes["dimensions"]))
         axes = frozenset(a for d in reduced for a in dims[d])
         if not self._divides(op.operands[0], dims, reduced):
-            raise Blocked("the shards of what it sums differ in size", op.location)
+            raise Blocked("it sums shards of different sizes", op.location)
         return _Rule(axes=axes, sharded={0: dims}) if axes else _Rule([0])
 
     def _scatter_rule(self, op: Any, calls: _Calls) -> _Rule:
-        """The rule of an addition of rows, as in the gradient of an embedding."""
+        """The rule of an operation that adds rows, as in the gradient of an embedding."""
         numbers = stablehlo.ScatterDimensionNumbers(op.attributes["scatter_dimension_numbers"])
         plain = len(op.operands) == 3 and not list(numbers.input_batching_dims)
         if not plain or not _adds(op):
-            raise Blocked("rows are written to it, not added", op.location)
+            raise Blocked("it overwrites rows instead of adding to them", op.location)
         updates, window = op.operands[2], list(numbers.update_window_dims)
         dims = self._dimensions(updates, calls)
         rank = len(_shape(updates))
@@ -325,7 +333,7 @@ class Partials:
     # --- Rules ---
 
     def _either(self, op: Any, calls: _Calls) -> _Rule:
-        """The rule of a product that is no sum over a sharded dimension itself."""
+        """The rule of a product that does not itself sum over a sharded dimension."""
         first: Blocked | None = None
         for k in (0, 1):
             before = len(self._uses)
@@ -357,7 +365,7 @@ class Partials:
         if name == "stablehlo.scatter":
             return self._scatter_rule(op, calls)
         if name == "stablehlo.convert" and not _keeps_sums(op):
-            raise Blocked("the step makes whole numbers of it", op.location)
+            raise Blocked("the step converts it to integers", op.location)
         if name in _UNARY or name == "stablehlo.divide":
             return _Rule([0])
         if name in _SUMS:
@@ -373,15 +381,15 @@ class Partials:
     # --- Where a value is partial ---
 
     def axes(self, results: Sequence[int]) -> dict[int, Axes | Blocked | None]:
-        """The axes over which results of main are partial sums, or why they are none; None for
-        zeros.
+        """The axes over which results of main are partial sums, or the reason why they
+        are not; None for zeros.
 
         All users of such a sum must be linear in it too, up to other partial results. A result
-        has one user more, which adds it up over the microbatches.
+        has one more user, which adds it up over the microbatches.
         """
         end = _returned(self.main.regions[0])
         found: dict[int, Axes | Blocked | None] = {}
-        uses: dict[int, set[Any]] = {}  # that make each of them
+        uses: dict[int, set[Any]] = {}  # the values that make each of them
         for k in results:
             value = end.operands[k]
             self._uses = []
@@ -390,7 +398,7 @@ class Partials:
                     raise Blocked("it comes from outside the loop", self.main.location)
                 axes = self._axes_of_result(value, ())
                 if axes == frozenset():
-                    raise Blocked("nothing that it sums is sharded", value.owner.location)
+                    raise Blocked("it sums no sharded value", value.owner.location)
                 found[k], uses[k] = axes, set(self._uses)
             except Blocked as blocked:
                 found[k] = blocked
@@ -401,7 +409,7 @@ class Partials:
     def _with_other_users(
         self, end: Any, found: dict[int, Axes | Blocked | None], uses: dict[int, set[Any]]
     ) -> dict[int, Blocked]:
-        """The partial results made of a value that anything else uses."""
+        """The partial results whose terms another operation uses too."""
         blocked: dict[int, Blocked] = {}
         live = {k: axes for k, axes in found.items() if axes and not isinstance(axes, Blocked)}
         roots = {end.operands[k] for k in live}
@@ -489,9 +497,9 @@ class Partials:
     # --- Keeping a value partial ---
 
     def keep(self, arguments: dict[int, Axes], results: dict[int, Axes]) -> None:
-        """Takes arguments of main as partial sums and makes results partial, by number.
+        """Declares arguments of main, by number, partial sums, and makes results partial.
 
-        Arguments that no partial result adds up are added among each other and reduced.
+        Arguments that are terms of no partial result are added to each other and reduced.
         """
         block = self.main.regions[0].blocks[0]
         for k, axes in arguments.items():
@@ -525,7 +533,7 @@ class Partials:
             self._keep_argument(value, calls, axes)
             return self._kept[value]
         if _is_zero(value):
-            # Behind a barrier, it is not merged with a zero that is whole.
+            # The barrier prevents a merge with a zero that is not partial.
             with value.context, ir.Location.unknown(), behind(value):
                 own = stablehlo.OptimizationBarrierOp([value]).results[0]
             return self._constrained(own, self._without(value, calls, axes), axes)
@@ -545,7 +553,7 @@ class Partials:
             self._keep_operand(calls[-1], k, calls[:-1], axes)
 
     def _constrain_argument(self, value: Any, calls: _Calls, axes: Axes) -> None:
-        """Without a constraint of its own, Shardy could reduce it on its way in."""
+        """Without a constraint of its own, Shardy could reduce it where it enters."""
         kept = self._constrained(value, self._without(value, calls, axes), axes)
         value.replace_all_uses_except(kept, kept.owner.operation)
         self._kept[value] = kept
@@ -560,7 +568,7 @@ class Partials:
             self._keep_operand(end, k, calls, axes)
 
     def _keep_operands(self, op: Any, k: int, calls: _Calls, axes: Axes) -> None:
-        """Makes the operands of `op` such that its result `k` is partial."""
+        """Makes the operands of `op` partial, as its result `k` requires."""
         if op.name == "stablehlo.while":
             self._keep_carry(op, k, calls, axes)
         elif op.name in _BRANCHES:
@@ -613,7 +621,7 @@ class Partials:
         return name
 
     def _own_function(self, call: Any) -> None:
-        """Makes a call the only one of its function."""
+        """Gives a call a function that no other call uses."""
         if call.results[0] in self._copied:
             return
         function = self._called(call)
@@ -627,7 +635,7 @@ class Partials:
         self._copied.append(call.results[0])
 
     def _share_copies(self) -> None:
-        """Makes calls of equal copies of a function calls of one of them."""
+        """Makes calls of equal copies of a function call the same copy."""
         first: dict[str, str] = {}
         for call in map(_operation, self._copied):
             name = _callee(call)
@@ -641,8 +649,8 @@ class Partials:
     # --- The end of a partial sum ---
 
     def _reduce(self, values: list[Any]) -> None:
-        """Adds partial arguments of main that are terms of one sum, and then the devices' parts
-        of what remains."""
+        """Adds partial arguments of main that are terms of one sum, and then reduces the
+        result over the devices."""
         left = [v for v in values if any(True for _ in v.uses)]
         while left:
             value = left.pop()

@@ -1,4 +1,4 @@
-"""Handlers of custom calls, which JAX's own operations, callbacks and a user's FFI calls need
+"""Custom-call handlers, which JAX's own operations, callbacks and a user's FFI calls need
 from the plugin."""
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ def register_handlers(client: _core.Client) -> None:
     """Registers with a CPU plugin the handlers from JAX that it does not have yet: jaxlib's
     (LAPACK: qr, cholesky, eigh, svd, solve, ...), the user's (`jax.ffi.register_ffi_target`)
     and the one for callbacks into Python. A CUDA plugin, which it shares with JAX's client,
-    needs only the last. Other plugins, and those without a known FFI extension, get none."""
+    needs only the last of these. Other plugins, and those without a known FFI extension,
+    get none."""
     known = _registered.setdefault(id(client), set())
     platform = client.info().platform.lower()
     if platform in ("cpu", "host"):

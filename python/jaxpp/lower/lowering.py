@@ -39,9 +39,11 @@ class TaskLowerer:
     """Lowers the tasks of one plan.
 
     Args:
-      graph: the traced step. staged: its partition. mesh: the mesh it runs on. specs: the
-      shardings of the values that tasks exchange. platform: the target of the lowering ("cpu",
-      "cuda", ...).
+      graph: the traced step.
+      staged: its partition.
+      mesh: the mesh it runs on.
+      specs: the shardings of the values that tasks exchange.
+      platform: the target of the lowering ("cpu", "cuda", ...).
     """
 
     def __init__(
@@ -105,11 +107,11 @@ class TaskLowerer:
         return run
 
     def _is_written(self, task: _core.StagedTask) -> bool:
-        """Whether the user wrote the task: the types in it may have shardings."""
+        """Whether the user wrote the task: its types may then have shardings."""
         return self.staged.op(task.ops[0]).kind == _core.OP_TASK
 
     def _resolved(self, op: int) -> FrontOp:
-        """The op with the inputs that the planner gave it (marks are bypassed)."""
+        """The op with the inputs that the planner gave it, which bypass marks."""
         front = self.graph.ops[op]
         inputs = iter(self.staged.op(op).inputs)
         operands = tuple(o if isinstance(o, Literal) else next(inputs) for o in front.operands)
@@ -189,7 +191,7 @@ class TaskLowerer:
     def _lower(self, task: _core.StagedTask, donations: Sequence[int | None]) -> LoweredTask:
         mesh = self.mesh.lowering_mesh()
         shardings = self._shardings(task.inputs)
-        # Equations on explicit meshes have operands with shardings as part of their types.
+        # Equations on explicit meshes expect operands whose types have shardings.
         if self._is_written(task):
             types = shardings
         else:
@@ -215,7 +217,7 @@ class TaskLowerer:
 
 
 class Code(Protocol):
-    """The StableHLO of a plan's tasks and its compile options."""
+    """Produces the StableHLO of a plan's tasks and its compile options."""
 
     compile_options: bytes
 

@@ -21,7 +21,7 @@ from jaxpp.trace.marks import inner_jaxprs
 
 __all__ = ["Step", "layout_advice", "warn_of_unparted"]
 
-_Advice = tuple[str, str]  # a sentence, and the line of the user's code that it is about
+_Advice = tuple[str, str]  # a sentence, and the line of the user's code that it concerns
 
 _LARGE = 1 << 20  # bytes that justify a warning
 
@@ -90,7 +90,7 @@ def _size_text(size: int) -> str:
 def _replicated_leaves(
     step: Step, names: Sequence[str], avals: Sequence[Any], specs: Sequence[PartitionSpec]
 ) -> Iterator[_Advice]:
-    """Of an argument that has both sharded leaves and large unsharded ones."""
+    """Warns of an argument that has both sharded leaves and large unsharded ones."""
     by_argument: dict[str, list[tuple[str, int, bool]]] = {}
     for name, aval, spec in zip(names, avals, specs, strict=True):
         kind = name.partition("[")[0].partition(".")[0]
@@ -140,8 +140,10 @@ def layout_advice(
     """The warnings listed above.
 
     Args:
-      step: the step, for messages. jaxpr: the step's jaxpr. graph, specs: its graph and the
-      shardings found for it. arg_names: the names of the argument leaves, or of their parts.
+      step: the step, for messages.
+      jaxpr: the step's jaxpr.
+      graph, specs: its graph and the shardings found for it.
+      arg_names: the names of the argument leaves, or of their parts.
     """
     yield from _large_constants(step, graph)
     if specs.one_device:

@@ -112,11 +112,11 @@ class Auto(BaseSchedule):
         raise self._unmeasured()
 
     def limits(self, mesh: MpmdMesh, others: MemoryLimits | None) -> MemoryLimits | None:
-        """The smaller of its own limit and the step's limit, for each rank."""
+        """The smaller of the schedule's own limit and the step's limit, for each rank."""
         own = memory_limits_of(self.memory_limit, mesh, "Auto")
         if own is None or others is None:
             return own or others
-        if own[1] != others[1]:  # a number, and a list: the number is divided
+        if own[1] != others[1]:  # one is a number and the other a list: divide the number
             own, others = _for_each_rank(own, mesh), _for_each_rank(others, mesh)
         return tuple(map(min, own[0], others[0])), own[1]
 

@@ -17,7 +17,7 @@ from jaxpp.trace.stacked import parts_of_leaves
 
 __all__ = ["carried"]
 
-# The avals of the leaves, with one per part for leaves that are cut, and the cuts.
+# The avals of the leaves, one per part for leaves that are cut, and the cuts.
 _Leaves = tuple[Sequence[Any], Sequence[Bounds | None]]
 
 
@@ -39,8 +39,9 @@ def carried(
 ) -> list[int]:
     """For each result the number of the argument that it becomes in the next step, or NONE.
 
-    Donated arguments are matched first, each with the first result of the same form. Other
-    arguments are matched only if they have several arrays: a single array may be a batch.
+    Donated arguments are matched first, each with the first result of the same structure
+    and types. Other arguments are matched only if they have several arrays: a single
+    array may be a batch.
     """
     avals, _ = results
     found = [_core.NONE] * len(avals)

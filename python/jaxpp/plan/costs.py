@@ -26,7 +26,7 @@ Collectives = Sequence[tuple[int, str, str, str, int, int]]
 class RankCost:
     """One rank's part of a step."""
 
-    tasks: int  # runs
+    tasks: int  # task runs
     flops: float  # exact for products and convolutions, one per element for other ops
     peak_bytes: int  # on each of the rank's devices
     peak_host_bytes: int  # in pinned host memory, for each of the rank's devices
@@ -50,8 +50,8 @@ class CollectiveCost:
     task: str
     kind: str  # "all-reduce", "all-gather", ...
     axes: str  # joined by commas
-    times: int  # in a step
-    bytes: int  # of results on each device, in a step
+    times: int  # per step
+    bytes: int  # of the results on each device, per step
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,8 +60,9 @@ class CostSummary:
 
     ranks: list[RankCost]
     links: list[LinkCost]
-    collectives: list[CollectiveCost]  # of this process; empty before the step is compiled
-    table: str  # of all, as the command `jaxpp plan` prints it
+    # Those of this process; empty before the step is compiled.
+    collectives: list[CollectiveCost]
+    table: str  # all costs, as `jaxpp plan` prints them
 
     @property
     def tasks(self) -> int:
@@ -80,7 +81,7 @@ class CostSummary:
 
     @property
     def peak_host_bytes(self) -> int:
-        """The largest peak in pinned host memory that a device has."""
+        """The largest peak in pinned host memory of any device."""
         return max(rank.peak_host_bytes for rank in self.ranks)
 
     def __str__(self) -> str:
@@ -89,7 +90,7 @@ class CostSummary:
 
 @dataclasses.dataclass(frozen=True)
 class MemoryAnalysis:
-    """The memory of the device that needs most, with JAX's names, in bytes."""
+    """The memory of the device that needs most, under JAX's names, in bytes."""
 
     argument_size_in_bytes: int
     output_size_in_bytes: int
@@ -111,10 +112,10 @@ class Prediction:
     of each rank and the bytes of each link."""
 
     makespan: float  # of one step
-    period: float  # from step to step, where several are in flight
-    bubble: float  # the share of the makespan in which ranks run nothing
+    period: float  # from step to step, if several are in flight
+    bubble: float  # the share of the makespan during which ranks run nothing
     busy: list[float]  # by rank
-    table: str  # as the command `jaxpp predict` prints it
+    table: str  # as `jaxpp predict` prints it
     trace_json: str  # in the format of CompiledStep.trace_json()
 
     def __str__(self) -> str:

@@ -157,7 +157,7 @@ class _Runner:
     def run(self, ops: Sequence[_Op], wanted: Collection[int]) -> None:
         """Evaluates ops in order, and split ops together.
 
-        `wanted`: the values that are used outside.
+        `wanted`: the values that are used elsewhere.
         """
         users: dict[int, int] = {}  # for each value, the number of ops left that use it
         for op in ops:
@@ -230,8 +230,10 @@ def run_ops(
     """Evaluates the ops of a task.
 
     Args:
-      ops: in a valid order. env: the task's inputs by value id; computed values are added.
-      wanted: the task's outputs. mesh: the mesh that the task runs on. aval_of: the abstract
-      value of a value id.
+      ops: in a valid order.
+      env: the task's inputs by value id; computed values are added.
+      wanted: the task's outputs.
+      mesh: the mesh that the task runs on.
+      aval_of: the abstract value of a value id.
     """
     _Runner(env, mesh, aval_of).run(ops, wanted)

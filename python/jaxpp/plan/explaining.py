@@ -1,4 +1,5 @@
-"""A page on what a step will do: that of `jaxpp plan`, and what only its trace knows."""
+"""A page that explains a step: the page of `jaxpp plan`, with facts that only the trace
+knows."""
 
 from __future__ import annotations
 
@@ -60,12 +61,16 @@ def explained(
     names: Sequence[str],
     advice: Sequence[str],
 ) -> str:
-    """The page with the sums and gathers of a rank's devices, and what looks wrong.
+    """The page with the sums and gathers of a rank's devices, and advice.
 
     Args:
-      page: what `jaxpp plan` prints. loops: the step's loops. sums: for each result of a loop,
-      the axes over which it is partial, or why it is not. gathers: by argument. names: the
-      names of the arguments. advice: sentences about what looks wrong.
+      page: the output of `jaxpp plan`.
+      loops: the step's loops.
+      sums: for each result of a loop, the axes over which it is partial, or the reason why it
+        is not.
+      gathers: by argument.
+      names: the names of the arguments.
+      advice: warnings.
     """
     looks_wrong = [f"look at: {text}" for text in advice]
     parts = ([page.rstrip()], _sums(loops, sums), _gathers(gathers, names), looks_wrong)

@@ -138,15 +138,15 @@ class Planned:
 
 @dataclasses.dataclass
 class Traced(Planned):
-    """A step traced, split, placed and scheduled, before anything is compiled."""
+    """A step that is traced, split, placed and scheduled, before anything is compiled."""
 
     closed: ClosedJaxpr  # the traced step
     graph: Graph
     schedules: list[_core.Schedule]
     proof: str  # the checker's report on the plan
-    sums: list[list[Partial]]  # of each loop's results; empty: none is sharded
+    sums: list[list[Partial]]  # the sums of each loop's results; empty: no result is sharded
     gathers: dict[int, Gather]  # of weights, by value
-    advice: list[str] = dataclasses.field(default_factory=list)  # what looks wrong
+    advice: list[str] = dataclasses.field(default_factory=list)  # warnings
 
     def explain(self, collectives: Collectives = ()) -> str:
         known = (self.graph.loops, self.sums, self.gathers, self.arg_names, self.advice)
@@ -172,7 +172,7 @@ def _warn_of_pipeline_axis(
 def _broadcast_shardings(
     given: Any, tree: Any, what: str, names: list[str], mesh: MpmdMesh
 ) -> list[Any]:
-    """One spec, sharding or None per leaf; `names` has the names of the leaves."""
+    """One spec, sharding or None per leaf; `names` are the names of the leaves."""
 
     def is_leaf(x: Any) -> bool:
         return x is None or isinstance(x, PartitionSpec | jax.sharding.Sharding)
@@ -201,7 +201,8 @@ def _memories_of(given: Sequence[Any], what: str, names: Sequence[str]) -> list[
 
 
 def given_memories(options: Options, args: Any, names: list[str]) -> list[str | None]:
-    """For each positional argument's leaf the memory that in_shardings put it in, or None."""
+    """For each leaf of the positional arguments, the memory in which in_shardings place
+    it, or None."""
     taken = _broadcast_shardings(options.in_specs, args, "in_specs", names, options.mesh)
     return _memories_of(taken, "in_specs", names)
 
@@ -219,7 +220,7 @@ def _spec_of(given: Any, what: str, mesh: MpmdMesh) -> PartitionSpec | None:
 
 
 def _ranks_of(given: Any, mesh: MpmdMesh) -> tuple[int, ...] | None:
-    """The ranks that a result must stay on."""
+    """The ranks on which a result must stay."""
     if not isinstance(given, MpmdSharding):
         return None
     wrong = [r for r in given.mesh_ids if r >= mesh.mpmd_dim]
@@ -277,7 +278,7 @@ def _output_names(out_tree: Any) -> list[str]:
 
 
 def _spec_of_leaf(mesh: MpmdMesh, leaf: Any) -> PartitionSpec | None:
-    """The existing sharding of an argument, if it is on a mesh with a rank's axes."""
+    """The existing sharding of an argument, if its mesh has a rank's axes."""
     sharding = getattr(leaf, "sharding", None)
     if isinstance(sharding, MpmdSharding):
         return sharding.spec_in_rank if sharding.mpmd_mesh == mesh else None
@@ -381,7 +382,8 @@ class _TracedCall:
         try:
             plan = make_plan()
         except JaxppError as error:
-            # A partial sum is whole on each device: those of sharded weights need more memory.
+            # A partial sum is as large as the whole value on each device: retry with sums
+            # of sharded weights reduced at once.
             if error.code != "out-of-memory" or not shardings.leave_sharded():
                 raise
             plan = make_plan()
@@ -475,7 +477,7 @@ def _with_split_leaves(traced_call: _TracedCall) -> _TracedCall:
 
 
 def _bounds_of(given: Any, shape: tuple[int, ...]) -> Bounds | None:
-    """How the sharding of a result divides an axis of it among ranks, if it does."""
+    """How the sharding of a result divides one of its axes among ranks, if it does."""
     if not isinstance(given, MpmdSharding) or given.spec == given.spec_in_rank:
         return None
     ranks = len(given.mesh_ids)
@@ -489,8 +491,8 @@ def _bounds_of(given: Any, shape: tuple[int, ...]) -> Bounds | None:
 
 
 def _with_split_results(traced_call: _TracedCall, given: Sequence[Any]) -> _TracedCall:
-    """The step with results split into parts if the user wants each rank to hold its own
-    rows."""
+    """The step with results split into parts if the user wants each rank to hold only its
+    own rows."""
     if not _may_part(traced_call.mesh):
         return traced_call
     parts = parts_of_leaves(traced_call.result_bounds)
@@ -567,10 +569,11 @@ def _trace_call(
 def _trace_written(
     fun: Callable[..., Any], signature: Signature, call: Call, options: Options
 ) -> _TracedCall:
-    """A program written by hand, with its arguments and results where the user has put them."""
+    """A program written by hand, with its arguments and results where the user has placed
+    them."""
     mesh, (names, _) = options.mesh, signature.describe(call)
     closed, out_tree = trace_function(fun, signature, call, mesh)
-    # The trace has found the shardings to be a prefix of the arguments.
+    # The trace has checked that the shardings are a prefix of the arguments.
     places = [
         place_of(sharding, mesh, f"{options.who}: in_shardings")
         for sharding in broadcast_prefix(options.in_specs, call.args)

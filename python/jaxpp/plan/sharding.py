@@ -36,8 +36,8 @@ __all__ = ["Specs", "StepShardings"]
 class Specs:
     """`by_value`: the spec of every value that tasks exchange; for ranks of one device, only
     the specs from the user. `value_bytes`: the size of every value on one device; None: whole
-    values. `partial`: for values of which each device has a part of a sum, the mesh axes over
-    which they are to be added."""
+    values. `partial`: for values of which each device has one term of a sum, the mesh
+    axes over which the terms must be added."""
 
     by_value: dict[int, PartitionSpec]
     value_bytes: list[int] | None
@@ -172,7 +172,8 @@ def _without(spec: PartitionSpec, axes: frozenset[str]) -> PartitionSpec:
 
 
 def _sums(loop: FrontLoop) -> list[int | None]:
-    """The values that a loop adds up, in the order of its results; None for other results."""
+    """The values that a loop adds up, in the order of its results; None for other
+    results."""
     pairs = zip(loop.results, loop.operations, strict=True)
     return [v if type(o) is Add and isinstance(v, int) else None for v, o in pairs]
 
@@ -183,16 +184,17 @@ def _shard_bytes(spec: PartitionSpec, aval: Any, mesh: Mesh) -> int:
     return _core.device_bytes(dtype, math.prod(shard))
 
 
-Partial = frozenset[str] | Blocked  # the axes of a sum, or why it is none
+Partial = frozenset[str] | Blocked  # the axes of a sum, or the reason why there is none
 
 
 class StepShardings:
     """The shardings of a traced step's values, inferred for a partition.
 
     Args:
-      graph, mesh: the step and its mesh. in_specs, out_specs: specs from the user, one entry
-      per leaf; None: inferred. names, out_names: the names of the argument and result leaves.
-      batch_axes: in the loops, only the batch is sharded over these, whatever weights are.
+      graph, mesh: the step and its mesh.
+      in_specs, out_specs: specs from the user, one entry per leaf; None: inferred.
+      names, out_names: the names of the argument and result leaves.
+      batch_axes: in the loops, only the batch stays sharded over these axes.
 
     Raises:
       JaxppError: a given spec names an unknown axis or does not divide ("sharding").
@@ -216,7 +218,8 @@ class StepShardings:
         self._out_names = out_names
         self._batch_axes = batch_axes
         self._found = dict(graph.specs)  # by value of the graph
-        self.partial: list[list[Partial]] = []  # of each loop's results; empty: of none
+        # Of each loop's results; empty if nothing is partial.
+        self.partial: list[list[Partial]] = []
 
     def _given(
         self, staged: _core.Staged
@@ -310,7 +313,7 @@ class StepShardings:
         sums = [v for v in dict.fromkeys(values) if v is not None]
         axes = propagated.partials.axes([position[v] for v in sums]).values()
         found: dict[int | None, Any] = dict(zip(sums, axes, strict=True))
-        # Explicit axes say it themselves.
+        # Explicit axes state it themselves.
         typed = {v: unreduced_axes(self._graph.avals[v]) for v in sums}
         found.update((v, axes) for v, axes in typed.items() if axes)
         found[None] = Blocked("the loop does not add it up", None)
@@ -336,9 +339,10 @@ class StepShardings:
     def gathers(
         self, rule: Callable[[str, Any], str | None], names: Sequence[str]
     ) -> dict[int, Gather]:
-        """How the loops get weights that are sharded over the devices of the batch, by value.
+        """How the loops gather weights that are sharded over the devices of the batch, by
+        value.
 
-        `rule` says when, from an argument's name and type.
+        `rule` decides when, from an argument's name and type.
         """
         axes = self.batch_axes()
         found: dict[int, Gather] = {}
@@ -355,7 +359,8 @@ class StepShardings:
         return found
 
     def leave_sharded(self) -> bool:
-        """Reduces sums that are sharded over their axes at once; False: there are none."""
+        """Reduces sums that are sharded over the axes of the batch immediately; returns
+        False if there are none."""
         left = False
         for number, results in enumerate(self.partial):
             first = self._graph.loops[number].first_output
@@ -363,6 +368,6 @@ class StepShardings:
                 spec, axes = self._found.get(first + k, PartitionSpec()), results[k]
                 assert not isinstance(axes, Blocked)
                 if _without(spec, axes) != spec:
-                    results[k] = Blocked("the memory limit does not hold it whole", None)
+                    results[k] = Blocked("the whole weight would exceed the memory limit", None)
                     left = True
         return left

@@ -34,11 +34,11 @@ _GROUPS = {"questions": 8}  # threads of a worker
 
 _MOST_CONNECTING = 32  # workers that start at a time
 
-_KILL_SECONDS = 5  # for Ray to accept the actors
+_KILL_SECONDS = 5  # time limit for Ray to accept the actors
 _GCS = "Ray's control service (GCS)"
 RAYLET = "the raylet of the controller's host"
-_START_SECONDS = 300  # for processes to start and to import JAX
-_PLACE_SECONDS = 60  # for occupied resources to become free
+_START_SECONDS = 300  # time limit for processes to start and to import JAX
+_PLACE_SECONDS = 60  # time limit for occupied resources to become free
 
 
 def _import_ray() -> Any:
@@ -136,9 +136,10 @@ class Cluster:
     """A worker for each rank.
 
     Args:
-      ranks, per_rank: the number of workers, and of devices per worker. import_modules: modules
-      that each worker imports first. options: Ray's options for actors. env: environment
-      variables of the workers.
+      ranks, per_rank: the number of workers, and of devices per worker.
+      import_modules: modules that each worker imports first.
+      options: Ray's options for actors.
+      env: environment variables of the workers.
     """
 
     def __init__(
@@ -308,7 +309,7 @@ class Cluster:
         return [i for i, reply in enumerate(asked) if reply in late]
 
     def death_reason(self, reply: Any) -> str | None:
-        """Why a reply will never arrive, as far as is known."""
+        """The reason why a reply will never arrive, if it is known."""
         errors = self._ray.exceptions
         try:
             self._ray.get(reply, timeout=0)

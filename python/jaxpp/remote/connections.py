@@ -35,7 +35,7 @@ import numpy as np
 __all__ = ["PROBLEM", "Answers", "Connection", "Connections", "Listener", "connect", "frame_of"]
 
 _PROOF_BYTES = 32
-_PROOF_SECONDS = 5  # for an unauthenticated connection to prove its token
+_PROOF_SECONDS = 5  # time limit for an unauthenticated connection to prove its token
 _MOST_HANDSHAKES = 256  # unauthenticated connections at a time
 _CONNECT_SECONDS = 60
 PROBLEM = 0  # the request number of unsolicited reports

@@ -44,7 +44,7 @@ _GRACE = 2  # seconds for the others to report, when one has died
 
 
 class Numbered:
-    """An array that a message makes on workers."""
+    """An array that a message creates on workers."""
 
     __slots__ = ("__weakref__", "maker", "number")
 
@@ -57,7 +57,9 @@ class Message:
     """A message to all workers, until they have executed it.
 
     Args:
-      asked: the answers to it. what: its name in errors. on_failure: called once if it fails.
+      asked: the answers to it.
+      what: its name in errors.
+      on_failure: called once if it fails.
     """
 
     def __init__(
@@ -69,7 +71,7 @@ class Message:
         self.answers: list[Any] = []  # time at which all had arrived
 
     def wait(self) -> None:
-        """Waits until all workers have executed it. Raises the error of a failure."""
+        """Waits until all workers have executed it. Raises the error if it failed."""
         self.settle()
         if self._failure is not None:
             raise make_error(*self._failure)
@@ -90,7 +92,8 @@ class Message:
             self._on_failure()
 
     def give_up(self) -> None:
-        """Notes that the mesh is broken, if it has not been answered yet."""
+        """Marks the message as failed because the mesh is broken, unless it has been
+        answered."""
         if self._asked is not None:
             self._on_failure()
 
@@ -101,11 +104,12 @@ class Message:
 
 
 class Workers:
-    """The workers of a mesh, one a rank.
+    """The workers of a mesh, one per rank.
 
     Args:
-      ranks, per_rank: the number of workers, and of devices per worker. make_devices: makes the
-      workers' devices, given these workers and a plugin's path, platform and version.
+      ranks, per_rank: the number of workers, and of devices per worker.
+      make_devices: makes the workers' devices, given these workers and a plugin's path,
+        platform and version.
     """
 
     def __init__(
@@ -175,7 +179,7 @@ class Workers:
         action: Action | None = None,
         on_failure: Callable[[], None] = lambda: None,
     ) -> Message:
-        """Sends the batched actions and then `action`, which is for all ranks."""
+        """Sends the batched actions and then `action`, which goes to all ranks."""
         self.raise_if_broken()
         with self._lock:
             dropped = [self.dropped.popleft() for _ in range(len(self.dropped))]
@@ -220,7 +224,7 @@ class Workers:
 
     def read(self, value: Numbered, rank: int, device: int, size: int) -> Any:
         """The bytes of a shard."""
-        message = self.message_of(value)  # sent first, so that the worker has the array
+        message = self.message_of(value)  # send it first, so that the worker has the array
         self.raise_if_broken()
         request = encode(Read(value.number, device, size))
         asked = self._cluster.connections.send({rank: (request, [])})
@@ -283,7 +287,7 @@ class Workers:
         failures = [answer for answer in answers if isinstance(answer, Failure)]
         first = next((f for f in failures if f.code != "peer"), None)
         if failures and first is None:
-            self._look_for_silence(what)  # of a process that they could not reach
+            self._look_for_silence(what)  # another process could not reach this one
         return first or (failures[0] if failures else None)
 
     def replies(self, asked: list[Any], what: str) -> list[Any]:
@@ -330,7 +334,7 @@ class Workers:
         self._end(rank, what, text)
 
     def _end(self, rank: int, what: str, text: str) -> NoReturn:
-        """The error of the whole mesh."""
+        """Breaks the whole mesh and raises the error."""
         if not self._cluster.has_raylet():
             self._end_because(f"{RAYLET} was killed")
         self._end_because(f"{self._cluster.name(rank)}, {what}: {text}")

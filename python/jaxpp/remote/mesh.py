@@ -85,15 +85,16 @@ class RemoteMpmdMesh(MpmdMesh):
     the mesh is garbage collected, at `shutdown()`, or when one of them has died.
 
     Args:
-      pp: the number of ranks. mesh_shape: the shape of one rank's devices. mesh_axis_names: the
-      names of its axes, which specs use. import_modules: modules that each worker imports
-      first, such as those that register
+      pp: the number of ranks.
+      mesh_shape: the shape of one rank's devices.
+      mesh_axis_names: the names of its axes, which specs use.
+      import_modules: modules that each worker imports first, such as those that register
         custom-call handlers.
-      event_sync_before_delete: accepted for compatibility and ignored. Memory is freed
-        after its last use, without a wait.
+      event_sync_before_delete: accepted for compatibility and ignored. Memory is freed after
+        its last use, without a wait.
       target_config: accepted for compatibility and ignored. A worker compiles for its own
-      devices. ray_options: Ray's options for actors: `num_cpus` (default 1), `num_gpus`,
-      `resources`,
+        devices.
+      ray_options: Ray's options for actors: `num_cpus` (default 1), `num_gpus`, `resources`,
         `memory`, `runtime_env`, `scheduling_strategy`, ... Without a scheduling strategy the
         workers get a placement group of their own. A worker with accelerators from Ray opens
         its plugin (`plugin=` of a step, or JPP_PLUGIN) for them; any other uses as many CPU

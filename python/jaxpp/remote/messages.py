@@ -46,7 +46,7 @@ class Delete(NamedTuple):
 
 
 class SetChecks(NamedTuple):
-    """Sets what the steps of a plan look for in their results."""
+    """Sets which results the steps of a plan check for NaNs and infinities."""
 
     plan: int
     nans: bool
@@ -104,15 +104,15 @@ Request = Act | Read
 
 
 class Answer(NamedTuple):
-    """What came of a request, followed by the array if one was read."""
+    """The outcome of a request, followed by the array if one was read."""
 
     found: Any = None
-    failure: Failure | None = None  # expected, such as a step's
-    raised: str | None = None  # a defect of the worker
+    failure: Failure | None = None  # an expected failure, such as a step's
+    raised: str | None = None  # a bug in the worker
 
 
 def encode(request: Request) -> list[Any]:
-    """A request as JSON can hold it."""
+    """Encodes a request for JSON."""
     if isinstance(request, Read):
         return ["Read", *request]
     actions = [(type(action).__name__, *action) for action in request.actions]
@@ -129,7 +129,7 @@ def decode_request(row: list[Any]) -> Request:
 
 
 def decode_answer(row: Sequence[Any]) -> Answer:
-    """An answer that was sent as JSON."""
+    """Decodes an answer that was sent as JSON."""
     found, failure, raised = row
     return Answer(found, failure and Failure(*failure), raised)
 

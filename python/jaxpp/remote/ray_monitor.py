@@ -23,7 +23,7 @@ _OBJECT_BYTES = 1 << 18  # too large for Ray to keep inside the process
 
 
 def is_listening(path: str) -> bool:
-    """Whether a running or stopped process owns the socket of that path."""
+    """Whether a running or stopped process owns the socket at that path."""
     with socket.socket(socket.AF_UNIX) as end:
         return end.connect_ex(path) == 0
 
@@ -38,7 +38,8 @@ def raylet_socket(ray: Any) -> str:
 def ask_raylet(ray: Any, path: str, name: str) -> str | None:
     """Stores an object with this process's raylet, which owns that socket, and releases it.
     Returns a message if the raylet was killed."""
-    if not is_listening(path):  # Ray ends a process that uses a store after its end
+    # Ray terminates a process that uses a store after the store has ended.
+    if not is_listening(path):
         return f"{name} was killed"
     ray.put(np.empty(_OBJECT_BYTES, np.uint8))
     return None

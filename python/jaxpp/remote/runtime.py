@@ -63,7 +63,8 @@ class RemoteDevices(StepDevices):
         workers, per_rank = self._workers, self.per_rank
         workers.raise_if_broken()
         value = RemoteValue(workers, workers.numbers(1), None)
-        # Copy: they are sent later, when their owner may have changed them. Ranks share some.
+        # Copy: they are sent later, when the owner may have changed them. Ranks share
+        # some of them.
         copies = {id(shard): np.array(shard, order="C") for shard in shards}
         taken = [copies[id(shard)] for shard in shards]
         by_rank = {
@@ -170,8 +171,8 @@ class RemoteRuntime:
         self._steps = 0
         self._under_way: collections.deque[Message] = collections.deque()
         self._failed: Message | None = None
-        self._turn = threading.Lock()  # of a call of a step
-        self._checks, self._tracing = (False, False), False  # of the workers' runtimes
+        self._turn = threading.Lock()  # held during a call of a step
+        self._checks, self._tracing = (False, False), False  # settings of the workers' runtimes
         args, outputs = planned.staged.args(), planned.staged.outputs()
         constants = len(args) - len(planned.donated)
         self._donated = [*planned.donated, *[False] * constants]
@@ -270,11 +271,11 @@ class RemoteRuntime:
         return self._workers.call(method, method.__name__, *[row] * self._workers.ranks)
 
     def trace(self) -> list[_core.TaskRun]:
-        """The times of each rank are relative to its worker's start of the step."""
+        """A rank's times begin when its worker starts the step."""
         return [run for runs in self._ask(Worker.trace) for run in runs]
 
     def measure(self, values: list[RemoteValue]) -> list[list[tuple[float, ...]]]:
-        """The costs of each loop's stages; each worker has measured its own."""
+        """The costs of each loop's stages; each worker measures its own."""
         self.wait()
         reads = _core.Params(self._names, [False] * len(values))
         reads.claim([value.state for value in values])
@@ -302,5 +303,5 @@ class RemoteRuntime:
         return [peaks[rank] for rank, peaks in enumerate(self._ask(Worker.trace_peaks))]
 
     def trace_json(self, steps: int) -> str:
-        """The workers' traces on one axis, by the clocks of their hosts."""
+        """The workers' traces on one time axis, aligned by the clocks of their hosts."""
         return _core.join_traces(self._ask(Worker.trace_json, steps))

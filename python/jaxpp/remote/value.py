@@ -20,7 +20,7 @@ class RemoteValue(Numbered):
         super().__init__(number, maker)
         self._workers = workers
         self.state = _core.Value.elsewhere()
-        self.origin: RemoteValue | None = None  # the array that this is a copy of
+        self.origin: RemoteValue | None = None  # the array of which this is a copy
 
     def __del__(self) -> None:
         if not self.deleted:

@@ -67,11 +67,11 @@ class Identity(NamedTuple):
     versions: dict[str, str]
 
 
-_KILL_SECONDS = 5  # for Ray to end a worker whose controller has ended
+_KILL_SECONDS = 5  # time limit for Ray to end a worker whose controller has ended
 
 
 def versions() -> dict[str, str]:
-    """The versions that workers and controller must have in common."""
+    """The versions that workers and the controller must have in common."""
     return {
         "jaxpp": jaxpp.__version__,
         "jax": jax.__version__,
@@ -114,7 +114,7 @@ class _Answering:
         self._calls.put((number, call))
 
     def _answer_all(self) -> None:
-        with contextlib.suppress(OSError):  # the controller has gone
+        with contextlib.suppress(OSError):  # the controller has ended
             while True:
                 number, call = self._calls.get()
                 answer, arrays = _answer_of(call)
@@ -172,7 +172,7 @@ _Found = TypeVar("_Found")
 
 
 def _or_failure(method: Callable[_Given, _Found]) -> Callable[_Given, _Found | Failure]:
-    """Decorates a method to return this library's errors as answers."""
+    """Decorates a method to return this library's errors as `Failure`s."""
 
     @functools.wraps(method)
     def answer(*args: _Given.args, **kwargs: _Given.kwargs) -> _Found | Failure:
@@ -325,7 +325,7 @@ class Worker:
                     uploads = unpack(request.uploads, arrays)
                     begun.put(number, self._act(request.actions, uploads))
         except OSError:
-            pass  # the controller has gone
+            pass  # the controller has ended
         finally:
             connection.shut()
             time.sleep(_KILL_SECONDS)
@@ -414,7 +414,7 @@ class Worker:
         return measure
 
     def _value(self, program: _Program, number: int) -> _core.Value | Failure:
-        """A value without shards, for an array that is only on other ranks."""
+        """A value without shards, for an array that exists only on other ranks."""
         found = self._values.get(number)
         return program.devices.put([], [], [], "float32", "device") if found is None else found
 

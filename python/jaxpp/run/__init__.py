@@ -1,1 +1,2 @@
-"""From a plan to steps that run: tasks lowered and compiled, arrays on the devices."""
+"""From a plan to steps that run: lowers and compiles tasks, and places arrays on the
+devices."""

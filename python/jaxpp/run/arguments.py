@@ -1,5 +1,5 @@
-"""Arguments of a step: describes arrays for the library, which decides what becomes of each
-(jaxpp/array_argument.h), and gives it their contents."""
+"""Arguments of a step: describes arrays to the library, which decides how each becomes an
+argument (jaxpp/array_argument.h), and provides their contents."""
 
 from __future__ import annotations
 
@@ -33,22 +33,23 @@ __all__ = ["Argument", "Source", "source_of"]
 
 
 class Source:
-    """An array that a program has: its description, and its contents as they are asked for.
+    """An array that a program passes: its description, and its contents on request.
 
-    Its class implements what the library can decide for the home of its memory.
+    Each subclass implements the actions that the library can decide on for its kind of
+    memory.
     """
 
     __slots__ = ("bounds", "given")
 
     given: _core.Given
-    bounds: np.ndarray  # [blocks, ndim, 2] of `given`: where each begins and ends
+    bounds: np.ndarray  # [blocks, ndim, 2] of `given`: the bounds of each block
 
     def deletion_reason(self) -> str | None:
-        """Why the array cannot be used; None if it can."""
+        """The reason why the array cannot be used; None if it can."""
         return None
 
     def value(self, part: int) -> _core.Value:
-        """The runtime's array of a part, to use."""
+        """The runtime's array that holds a part, to use."""
         raise NotImplementedError
 
     def capsules(self, blocks: list[int]) -> list[Any] | None:
@@ -61,12 +62,15 @@ class Source:
 
 
 class Argument:
-    """An argument of a plan: an array, or the rows of one that some stages take.
+    """An argument of a plan: an array, or the rows of an array that some stages take.
 
     Args:
-      part: where the plan wants it. name: for errors. donated: whether the step may write
-      to it. begins: the axis that it is a range of in another array, and where. can_move:
-      whether the step can bring it from other ranks than it wants; None: as the devices can.
+      part: where the plan needs it.
+      name: for errors.
+      donated: whether the step may write to it.
+      begins: if it is a range of another array, the axis and the start.
+      can_move: whether the step can copy it from other ranks than the wanted ones; None: if the
+        devices can.
     """
 
     def __init__(
@@ -110,8 +114,8 @@ class Argument:
 def block_in(
     index: Sequence[slice], shape: tuple[int, ...], begins: tuple[int, int] = (0, 0)
 ) -> list[tuple[int, int]]:
-    """The bounds of a part of an array that is a range of another: the axis, and where it
-    begins."""
+    """The bounds of a part, in the array of which it is a range along an axis from a
+    start."""
     bounds = bounds_of(index, shape)
     axis, at = begins
     if at:
@@ -120,7 +124,7 @@ def block_in(
     return bounds
 
 
-_Place = tuple[int, int, int, bool]  # part, rank, device, is local: of a block
+_Place = tuple[int, int, int, bool]  # (part, rank, device, is local) of a block
 
 
 def _given(
@@ -143,7 +147,7 @@ def _given(
 
 
 class _RuntimeSource(Source):
-    """An array of the runtime, in one part or several along axis 0."""
+    """An array of the runtime, in one part or several along an axis."""
 
     __slots__ = ("_placement", "_values")
 
@@ -226,7 +230,7 @@ def _given_of_shardings(
     shape: tuple[int, ...],
     dtype: str,
 ) -> tuple[_core.Given, np.ndarray, list[tuple[int, jax.Device]]]:
-    """`ranks`: whose array each is; (): they may be on devices of any ranks."""
+    """`ranks`: the rank of each array; () if they may be on devices of any ranks."""
     places, blocks, shards = [], [], []
     for number, sharding in enumerate(shardings):
         of_rank = ranks[number] if ranks else None
@@ -282,7 +286,7 @@ class _DeletedSource(Source):
 
 
 class _NoSource(Source):
-    """An array of which this process has nothing."""
+    """An array of which this process holds nothing."""
 
     def __init__(self, aval: Any) -> None:
         dtype, shape = physical_type(aval)
@@ -305,7 +309,7 @@ def source_of(leaf: Any, devices: Devices, mesh: MpmdMesh) -> Source:
         return _DeletedSource(leaf, DELETED)
     array = physical_array(leaf)
     if not array.is_fully_addressable:
-        local_shards(array)  # raises in every process, also in those that need none of them
+        local_shards(array)  # raises in every process, including those that need none of them
     return _JaxSource([array], devices, mesh, ())
 
 

@@ -96,7 +96,7 @@ class CompiledStep:
         _dump(traced, code)
 
     def _make_code(self) -> Code:
-        """Creates a new one each time, because it keeps every module that it has lowered."""
+        """Create a new one each time, because it keeps every module that it has lowered."""
         if self._given_code is not None:
             return self._given_code
         assert isinstance(self._traced, Traced)
@@ -140,7 +140,7 @@ class CompiledStep:
         name, donated = f"argument {self._traced.arg_names[first]}", self._traced.donated[first]
         if placement.is_whole:
             return [Argument(placement.parts[0], name, donated)]
-        name = name.rpartition("[")[0]  # of the leaf, without the rows of a part
+        name = name.rpartition("[")[0]  # the name of the leaf, without the rows of a part
         parts = zip(placement.parts, placement.rows(), strict=True)
         axis = placement.axis
         return [Argument(part, name, donated, (axis, rows.start)) for part, rows in parts]
@@ -162,7 +162,7 @@ class CompiledStep:
             raise
 
     def _values_of(self, leaves: list[Any], copied: list[MpmdArray]) -> list[_core.Value]:
-        """Adds to `copied` the arrays that a step donates and only has copies of."""
+        """Adds to `copied` the donated arrays of which the step only has copies."""
         values: list[_core.Value] = []
         for arguments, used, leaf in zip(self._arguments, self._used, leaves, strict=True):
             parts = used.get(leaf._placement) if type(leaf) is MpmdArray else None
@@ -179,8 +179,9 @@ class CompiledStep:
         leaf: Any,
         copied: list[MpmdArray],
     ) -> list[_core.Value]:
-        """The values of a leaf's parts. Adds to `used` what the library always decides about
-        arrays that are placed like this one: which of their parts to use as they are."""
+        """The values of a leaf's parts. Adds to `used` the decision that the library
+        always makes for arrays with this placement: which of their parts to use as they
+        are."""
         if type(leaf) is MpmdArray:
             self._take_over(leaf, arguments)
         source = source_of(leaf, self._devices, self._mesh)
@@ -229,7 +230,7 @@ class CompiledStep:
         return freed
 
     def _claim_arrays_of_jax(self, leaves: list[Any]) -> list[jax.Array]:
-        """The donated JAX arrays. Refuses an array that is passed twice."""
+        """The donated JAX arrays. Raises for an array that is passed twice."""
         of_jax = {
             number: leaf
             for number, leaf in enumerate(leaves)
@@ -348,9 +349,9 @@ class CompiledStep:
         return self._traced.explain(self._collectives())
 
     def memory_analysis(self) -> MemoryAnalysis:
-        """The memory of a step, with the names of JAX's `Compiled`: what the plan keeps on a
-        device, and the temporary memory of the task that needs most of it. Among this
-        process's devices, the one with the largest peak counts."""
+        """The memory of a step, under the names of JAX's `Compiled`: the memory that the
+        plan uses on a device, and the temporary memory of the task that needs most. It
+        describes the device of this process with the largest peak."""
         found = (
             MemoryAnalysis(*self._runtime.memory(rank))
             for rank in range(self._mesh.mpmd_dim)
@@ -398,12 +399,12 @@ class CompiledStep:
           traces: results of trace_json() of the same steps, one per process, from this step or
             from one with the same tasks, such as fewer microbatches or another schedule.
             Default: the last traced call.
-          cores: how many cores the devices share, 0 for no limit. Default: on CPUs those of
-            this process, otherwise no limit.
+          cores: how many cores the devices share, 0 for no limit. Default: on CPUs the
+            cores of this process, otherwise no limit.
           threads: how many cores a task keeps busy. Default: 1.5 for each device of a rank, at
-            most all of its process.
-          processes: among how many processes the ranks are divided.
-          call: milliseconds that issuing an instruction takes.
+            most the cores of its process.
+          processes: the number of processes that share the ranks.
+          call: milliseconds to issue an instruction.
           latency: of messages between processes, in milliseconds. Default: as in the traces.
           bandwidth: bytes per millisecond between processes, 0 for no limit.
           host_bandwidth: bytes per millisecond between a rank's devices and pinned host memory,
@@ -466,7 +467,7 @@ def _write_dump(path: pathlib.Path, traced: Traced, code: Code) -> None:
         fresh.replace(path / name)
 
     path.mkdir(parents=True, exist_ok=True)
-    value_bytes = traced.specs.value_bytes  # the planner's own values follow the graph's
+    value_bytes = traced.specs.value_bytes  # the planner's own values follow those of the graph
     of_graph = None if value_bytes is None else value_bytes[: len(traced.graph.avals)]
     write("graph.jpp", traced.graph.core.text(of_graph))
     write("partition.txt", traced.staged.text())

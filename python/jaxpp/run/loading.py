@@ -145,8 +145,8 @@ def _planned_of(
 
 
 def _saved_mesh(path: str, saved: dict[str, Any]) -> MpmdMesh:
-    """The mesh over the devices with the saved ids, otherwise over the first ones. Ranks that
-    share devices repeat them."""
+    """The mesh over the devices with the saved ids, or over the first ones if some are
+    missing. Ranks that share devices repeat them."""
     ids = list(dict.fromkeys(saved["devices"]))
     count = len(ids)
     by_id = {device.id: device for device in jax.devices()}
@@ -303,10 +303,10 @@ def load(
     Nothing is traced: the process does not need the model's code.
 
     Args:
-      path: the plan file. Load only files that you trust: their code is executed. mpmd_mesh:
-      the devices to run on, a mesh with the axes and sizes that the step was saved
+      path: the plan file. Load only files that you trust: their code is executed.
+      mpmd_mesh: the devices to run on, a mesh with the axes and sizes that the step was saved
         for; default: the devices with the same ids, otherwise the first ones.
-      plugin: the path of a PJRT plugin; default: JPP_PLUGIN, then the embedded CPU one.
+      plugin: the path of a PJRT plugin; default: JPP_PLUGIN, then the embedded one for CPUs.
 
     Returns:
       The step, called like the function it was made from, with arguments of the structure,

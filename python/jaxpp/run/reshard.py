@@ -23,8 +23,8 @@ __all__ = ["mpmd_to_spmd_reshard", "spmd_to_mpmd_reshard"]
 
 @dataclasses.dataclass(frozen=True)
 class DistributedSharding:
-    """The name that scripts have for an `MpmdSharding`, whose mesh `spmd_to_mpmd_reshard`
-    knows."""
+    """The name by which scripts refer to an `MpmdSharding` whose mesh
+    `spmd_to_mpmd_reshard` knows."""
 
     mesh_ids: Iterable[int]
     sharding: NamedSharding
@@ -49,8 +49,8 @@ def _shardings(given: Any, arrays: Any, kind: type, name: str) -> list[Any]:
 
 
 def _with_own_rows(array: Any, mesh: MpmdMesh, spec: PartitionSpec) -> Any:
-    """The array with what this process' ranks need of it, sharded as they want it: JAX brings
-    what is in other processes, to every rank."""
+    """The array with the elements that this process's ranks need, sharded as they need
+    it: JAX copies elements of other processes to every rank."""
     sharding = getattr(array, "sharding", None)
     if (
         not isinstance(array, jax.Array)
@@ -64,12 +64,14 @@ def _with_own_rows(array: Any, mesh: MpmdMesh, spec: PartitionSpec) -> Any:
 
 
 def _without_types(mesh: Mesh) -> Mesh:
-    """The mesh with automatic axes, on which an array may be sliced whatever its sharding."""
+    """The mesh with automatic axes, on which an array can be sliced whatever its
+    sharding."""
     return Mesh(mesh.devices, mesh.axis_names)
 
 
 def _on_one_mesh(array: MpmdArray, mesh: MpmdMesh, sharding: NamedSharding) -> jax.Array:
-    """An array of ranks in several processes on their mesh: JAX brings it to all of them."""
+    """An array of ranks in several processes, on the mesh of all these ranks: JAX copies
+    it to all of them."""
     rank, whole = array.sharding.mesh_ids[0], _without_types(mesh.jax_mesh)
     spec = array.sharding.spec_in_rank
     stacked = NamedSharding(whole, PartitionSpec(mesh.mpmd_axis_name, *spec.partitions))
@@ -101,16 +103,17 @@ def spmd_to_mpmd_reshard(
 ) -> Any:
     """Moves arrays from one SPMD mesh, or from the host, to pipeline ranks.
 
-    If the mesh spans processes, all of them call this with the same arrays in the same order,
-    and each array is, for a moment, on all ranks.
+    If the mesh spans processes, all of them must call this with the same arrays in the
+    same order, and each array temporarily exists on all ranks.
 
     Args:
-      mpmd_mesh: the destination. arrays: a pytree of jax or numpy arrays. shardings: a pytree
-      prefix of `MpmdSharding`s. threshold: accepted for compatibility and ignored: the limit in
-      bytes of a group of
+      mpmd_mesh: the destination.
+      arrays: a pytree of jax or numpy arrays.
+      shardings: a pytree prefix of `MpmdSharding`s.
+      threshold: accepted for compatibility and ignored: the limit in bytes of a group of
         transfers; here each array is transferred separately.
-      donate: delete each jax array as soon as it has moved, so that the arrays do not all use
-        memory twice.
+      donate: delete each JAX array as soon as it has been transferred, so that the arrays do
+        not all use memory twice.
 
     Returns:
       The same tree of `MpmdArray`s.
@@ -151,11 +154,14 @@ def mpmd_to_spmd_reshard(
 ) -> Any:
     """Moves arrays from pipeline ranks to one SPMD mesh.
 
-    Over several processes as `spmd_to_mpmd_reshard`; the meshes then have the same devices.
+    If the mesh spans processes, as for `spmd_to_mpmd_reshard`; the two meshes must then
+    have the same devices.
 
     Args:
-      mpmd_mesh: the source. arrays: a pytree of `MpmdArray`s. shardings: a pytree prefix of
-      `NamedSharding`s. threshold: as in `spmd_to_mpmd_reshard`.
+      mpmd_mesh: the source.
+      arrays: a pytree of `MpmdArray`s.
+      shardings: a pytree prefix of `NamedSharding`s.
+      threshold: as in `spmd_to_mpmd_reshard`.
 
     Returns:
       The same tree of `jax.Array`s.

@@ -116,7 +116,7 @@ def _python_section(planned: Planned, layout: StepLayout, steps_in_flight: int) 
 
 
 def _device_ids(layout: StepLayout) -> list[int]:
-    """The plugin's device ids; for devices of several processes, JAX's ids, which are
+    """The plugin's device ids; if several processes own the devices, JAX's ids, which are
     unique."""
     if layout.devices.processes is None:
         return [device for ids in layout.devices.ids for device in ids]

@@ -58,8 +58,8 @@ def _type_name(kind: type) -> str:
 
 
 def encode_value(value: Any) -> Any:
-    """Encodes a plain value: None, a bool, number or string, tuples, lists and dicts of them, a
-    spec, a dtype, a class. Raises EncodingError for anything else."""
+    """Encodes a plain value: None, a bool, number or string, tuples, lists and dicts of
+    these, a spec, a dtype or a class. Raises EncodingError for anything else."""
     if value is None or type(value) in (bool, int, float, str):
         return value
     if isinstance(value, PartitionSpec):

@@ -39,10 +39,10 @@ def whole_box(shape: Sequence[int]) -> Box:
 
 
 class Bounds(NamedTuple):
-    """How an array is cut into parts, which are ranges along one axis."""
+    """How an array is cut into parts that are ranges along one axis."""
 
     axis: int
-    ends: tuple[int, ...]  # 0, ..., the size of the axis
+    ends: tuple[int, ...]  # 0, the ends of the parts, the size of the axis
 
     def ranges(self) -> list[tuple[int, int]]:
         """Where each part begins and ends."""
@@ -53,7 +53,7 @@ class Bounds(NamedTuple):
         return (*shape[: self.axis], size, *shape[self.axis + 1 :])
 
     def whole_shape(self, part: Sequence[int]) -> tuple[int, ...]:
-        """The shape of the array, from that of a part."""
+        """The shape of the whole array, from that of a part."""
         return self.resized(part, self.ends[-1])
 
     def boxes(self, shape: Sequence[int]) -> list[Box]:
@@ -97,7 +97,7 @@ def common_box(a: Box, b: Box) -> Box | None:
 
 
 def positions(some: range, own: range) -> range:
-    """The positions in `own` of the elements `some`, a subset of it."""
+    """The positions within `own` of the elements `some`, a subset of it."""
     step = some.step // own.step if len(some) > 1 else 1
     return _progression((some.start - own.start) // own.step, step, len(some))
 
@@ -119,8 +119,8 @@ def _progressions(places: Sequence[int]) -> Iterator[range]:
 
 
 def matches(places: Sequence[int], own: range) -> Iterator[tuple[range, range]]:
-    """The places that are elements of `own`: (positions in `places`, positions in `own`). The
-    latter descend if the places do."""
+    """The places that are elements of `own`, as pairs: (positions in `places`, positions
+    in `own`). The latter descend if the places do."""
     at = 0
     for run in _progressions(places):
         ascending = run if run.step > 0 else run[::-1]
@@ -232,7 +232,7 @@ def merged(outer: range, own: range, inner: int) -> list[tuple[range, range, ran
 
 
 def atoms(boxes: Sequence[Box]) -> list[Box]:
-    """Disjoint boxes such that each of the given boxes is a union of some of them."""
+    """Disjoint boxes such that each given box is a union of some of them."""
     along_axes = []
     for own in map(dict.fromkeys, zip(*boxes, strict=True)):
         size = max(r[-1] for r in own) + 1

@@ -50,7 +50,7 @@ MemoryLimits = tuple[tuple[int, ...], tuple[int, ...] | None]
 class Options:
     """The options of `mpmd_jit_with_loop` or `mpmd_jit_by_yield`."""
 
-    who: str  # which of them
+    who: str  # the public function that takes them
     mesh: MpmdMesh
     in_specs: Any
     out_specs: Any
@@ -63,7 +63,8 @@ class Options:
     memory_limits: MemoryLimits | None
     steps_in_flight: int  # 0: a call returns when its step is done
     reduce_once: bool = True  # gradients are summed over a rank's devices after the loop
-    # When a sharded weight, by its name and type, is gathered: "step", "use" or None.
+    # Decides when a sharded weight, by its name and type, is gathered: "step", "use" or
+    # None.
     fsdp: Callable[[str, Any], str | None] | None = None
     host_limits: MemoryLimits | None = None  # of pinned host memory
     # Activations wait in pinned host memory for their backward. None: if the limits need it.
@@ -253,7 +254,7 @@ class Signature:
     def merge(
         self, static: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[list[Any], dict[str, Any]]:
-        """Puts static arguments back."""
+        """Inserts the static arguments again."""
         merged = list(args)
         for position, value in static[0]:
             merged.insert(position, value)
@@ -315,7 +316,7 @@ def steps_in_flight_of(given: Any, who: str) -> int:
 
 
 def flag_of(given: Any, name: str, who: str) -> bool:
-    """The value of an option that is True or False."""
+    """The value of an option that must be True or False."""
     if isinstance(given, bool | np.bool_):
         return bool(given)
     raise make_error(
@@ -414,7 +415,8 @@ class TracedArgument(Exception):
 
 
 def struct_key(leaf: Any) -> tuple[Any, ...]:
-    """The shape, dtype and weak type of a leaf, and its memory unless it is the devices'."""
+    """The shape, dtype and weak type of a leaf, and its memory unless that is device
+    memory."""
     if type(leaf) is MpmdArray:
         return leaf._placement.key
     if isinstance(leaf, jax.core.Tracer):

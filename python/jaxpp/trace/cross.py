@@ -31,8 +31,9 @@ def place_with(val: Any, with_val: Any) -> Any:
     """Places `val` on the ranks that hold `with_val`.
 
     Args:
-      val: a pytree of arrays, outside the loop over microbatches. with_val: a pytree of arrays;
-      each leaf of `val` is placed on the ranks of all these leaves.
+      val: a pytree of arrays, outside the loop over microbatches.
+      with_val: a pytree of arrays; each leaf of `val` is placed on the ranks of all these
+        leaves.
 
     Returns:
       `val`.

@@ -49,8 +49,9 @@ def _equations(eqn: JaxprEqn) -> Iterator[JaxprEqn]:
 
 
 def _check_memory(eqn: JaxprEqn, where: str | None, inside: str | None) -> None:
-    """Refuses values in host memory, which tasks neither compute nor move: moves are equations
-    of the step or of its loop. `inside`: the equation that contains this one, if any."""
+    """Refuses values in host memory, which tasks neither compute nor move: only equations
+    at the top level of the step or of its loop can move them. `inside`: the equation that
+    contains this one, if any."""
     name = eqn.primitive.name
     for given in (eqn.params.get("sharding"), *eqn.params.get("devices", ())):
         if isinstance(given, Sharding) and memory_of(given, f"{name} at {where}") != "device":

@@ -1,4 +1,4 @@
-"""Weights that are sharded over the devices of the batch, and gathered for a loop."""
+"""Gathers, for a loop, the weights that are sharded over the devices of the batch."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ __all__ = ["Gather", "WeightGathers"]
 
 @dataclasses.dataclass(frozen=True)
 class Gather:
-    """When a loop gathers a weight, and how it is sharded before and after."""
+    """When a loop gathers a weight, and the weight's sharding before and after."""
 
     before: NamedSharding
     after: NamedSharding
-    once: bool  # in a step, before the loop; False: in each task that uses it
+    once: bool  # once a step, before the loop; False: in each task that uses it
 
 
 def _constrained(weight: Any, *index: Any, sharding: NamedSharding) -> Any:
@@ -35,7 +35,8 @@ _PARTS = frozenset(
     ).split()
 )
 
-# A weight with a sharding. It also takes the loop's index if it is to run in each microbatch.
+# A weight with a sharding. If it must run in each microbatch, it also takes the loop's
+# index.
 _gather_p = Primitive("gather_weight")
 _gather_p.def_impl(_constrained)
 _gather_p.def_abstract_eval(lambda weight, *index, sharding: weight)
@@ -43,12 +44,13 @@ mlir.register_lowering(_gather_p, mlir.lower_fun(_constrained, multiple_results=
 
 
 class WeightGathers:
-    """The gathers that a graph's loops need, added as the ops that use weights are.
+    """The gathers that a graph's loops need, added together with the ops that use the
+    weights.
 
     Args:
-      gathers: of weights, by value. add: adds an op of a primitive, with its params and
-      operands, whose result has the type of the first; `cheap`: each task that needs the result
-        computes it. Returns the result.
+      gathers: the gathers of weights, by value.
+      add: adds an op of a primitive, with its params and operands, whose result has the type of
+        the first, and returns the result; `cheap`: each task that needs the result computes it.
     """
 
     def __init__(
@@ -58,28 +60,31 @@ class WeightGathers:
     ) -> None:
         self._of = dict(gathers)
         self._add = add
-        self._gathered: dict[int, int] = {}  # in a body: the gathered values of weights
-        self._parts: set[int] = set()  # those gathered at each use, and what is cut of them
+        self._gathered: dict[int, int] = {}  # in a loop's body: the gathered values of weights
+        self._parts: set[int] = set()  # values gathered at each use, and parts of them
         self._index: int | None = None  # of the loop
-        self._from_index: set[int] = set()  # it, and what depends on it alone
+        # The loop's index, and values that depend on it alone.
+        self._from_index: set[int] = set()
 
     def begin_loop(self, index: int) -> None:
         self._gathered, self._parts = {}, set()
         self._index, self._from_index = index, {index}
 
     def of(self, operand: Any) -> Gather | None:
-        """How an operand is gathered; None if it is not."""
+        """How an operand is gathered; None if it is not gathered."""
         return self._of.get(operand) if isinstance(operand, int) else None
 
     def follow_cast(self, gather: Gather, cast: int) -> int:
-        """The cast of a weight, which is gathered in its place: its shards are cast before."""
+        """Gathers the cast of a weight instead of the weight, so that shards are cast
+        first."""
         # Otherwise, Shardy could give the cast the sharding of its user, the gather.
         kept = self._add(_gather_p, {"sharding": gather.before}, [cast], False)
         self._of[kept] = gather
         return kept
 
     def gather(self, operands: Sequence[Any]) -> list[Any]:
-        """The operands with weights gathered; not those of an op that takes the batch apart."""
+        """The operands with weights gathered, except for an op that only takes part of a
+        weight."""
         if any(o in self._from_index for o in operands if isinstance(o, int)):
             return list(operands)
         for value in operands:
@@ -99,7 +104,7 @@ class WeightGathers:
         return bool(values) and primitive.name in _PARTS and self._parts.issuperset(values)
 
     def note_results(self, operands: Sequence[Any], results: Sequence[int], part: bool) -> None:
-        """Takes note of an op that was added."""
+        """Records the results of an op that was added."""
         values = [o for o in operands if isinstance(o, int)]
         if values and self._from_index.issuperset(values):
             self._from_index.update(results)

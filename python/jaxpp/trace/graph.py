@@ -51,7 +51,7 @@ from jaxpp.trace.written import Place, task_p, transfer_p
 
 __all__ = ["FrontLoop", "FrontOp", "Graph", "build_graph"]
 
-# Ops on at most this many bytes are recomputed where they are needed, not sent.
+# Ops on at most this many bytes are recomputed by each user instead of being sent.
 _SMALL_BYTES = 4096
 _RESHAPES = {"reshape", "squeeze", "expand_dims", "broadcast_in_dim", "iota"}
 _MARKS = {mark_p, mark_tangent_p, mark_backward_p}
@@ -79,7 +79,7 @@ class FrontOp:
     operands: tuple[Operand, ...]
     first_output: int
     num_outputs: int
-    code: int  # the same for ops that compute the same, but for their branches and parts
+    code: int  # equal for ops that compute the same, apart from their branches and parts
     eqn: JaxprEqn | None = None  # the JAX settings for its evaluation
     branches: tuple[Branch, ...] = ()  # the conditions under which it runs, outermost first
     part: Part | None = None  # for an equation that was split into several ops
@@ -102,7 +102,7 @@ class FrontLoop:
     index: int  # value ids: the microbatch number,
     results: list[int]  # the results of one microbatch,
     first_output: int  # and the first reduced result
-    names: tuple[str, ...]  # of the results: "result[1]['w']"
+    names: tuple[str, ...]  # the names of the results: "result[1]['w']"
     num_marks: int  # the number of stages that the body ends
     where: str  # the line of the treduce
 
@@ -148,7 +148,7 @@ def _holds_loop_or_mark(eqn: JaxprEqn) -> JaxprEqn | None:
 
 
 def _scans_for_marks(jaxpr: Jaxpr, used: Sequence[bool], found: list[Any]) -> list[bool]:
-    """The arguments of a body that its used results and its backward marks depend on.
+    """The arguments of a body on which its used results and its backward marks depend.
 
     Appends to `found` the used results of each scan, the last scan first.
     """
@@ -172,7 +172,8 @@ def _scans_for_marks(jaxpr: Jaxpr, used: Sequence[bool], found: list[Any]) -> li
 
 
 def _num_scans(eqn: JaxprEqn) -> int:
-    """The number of scans that adding the equation to a body takes from `scans_for_marks`."""
+    """The number of scans for which adding the equation takes an entry from
+    `scans_for_marks`."""
     called = None if eqn.primitive in _MARKS else _called(eqn)
     if called is None:
         return int(eqn.primitive.name == "scan")
@@ -194,29 +195,31 @@ class _Builder:
         self.loop_length = loop_length
         self.gathers = WeightGathers(gathers, self._add_like) if gathers else None
         self.ops: dict[int, FrontOp] = {}
-        self.codes: dict[Any, int] = {}  # of equations, by what they compute
+        # Numbers of equations, equal for those that compute the same.
+        self.codes: dict[Any, int] = {}
         self.loops: list[FrontLoop] = []
         self.avals: dict[int, Any] = {}
         self.num_ops = 0
         self.specs: dict[int, PartitionSpec] = {}
         self.sums: dict[int, Any] = {}  # the operands of sums that the planner may regroup
         self.transposed: set[int] = set()  # values that autodiff computes
-        self.memories: dict[int, str] = {}  # of values that are not in device memory
-        self.num_args = 0  # their values are the first ones
-        self.moved: set[int] = set()  # values that the step has put in a memory
+        self.memories: dict[int, str] = {}  # the memories of values outside device memory
+        self.num_args = 0  # arguments are the first values
+        self.moved: set[int] = set()  # values that the step has moved to a memory
         self.consts: list[Any] = []
-        self.const_values: dict[int, int] = {}  # id of a constant -> value
+        self.const_values: dict[int, int] = {}  # id of a constant -> its value
         self.outside: set[int] | None = None  # in a body: loop-invariant values
         self.mark_stages: dict[
             int, list[int]
-        ] = {}  # uid -> stages whose backward has not begun
+        ] = {}  # uid of a mark -> stages whose backward has not begun
         self.num_marks = 0
-        self.loop_title: str | None = None  # title of the loop whose body is walked
+        self.loop_title: str | None = None  # title of the loop whose body is being walked
         self.recomputing = False
         self.in_backward = False  # inside a call that autodiff generated
         self.splitter = Splitter()
         self.branches: tuple[Branch, ...] = ()  # enclosing conditions
-        self.scans_for_marks: Iterator[list[bool]] = iter(())  # marks of the body, in order
+        # For each scan of the body, which of its results backward marks need.
+        self.scans_for_marks: Iterator[list[bool]] = iter(())
 
     # --- Values ---
 
@@ -313,7 +316,7 @@ class _Builder:
     def add_cast_weight(
         self, eqn: JaxprEqn, operands: list[Operand], gathers: WeightGathers
     ) -> list[Operand] | None:
-        """A cast to a type that is not larger, of a weight that is to be gathered; None for
+        """A cast of a weight that is gathered to a type that is not larger; None for
         anything else."""
         if eqn.primitive is not jax.lax.convert_element_type_p:
             return None
@@ -394,8 +397,7 @@ class _Builder:
     def add_recomputation(
         self, eqn: JaxprEqn, called: ClosedJaxpr | Jaxpr, operands: list[Operand]
     ) -> list[Operand]:
-        """Inlines a rematerialised backward: values that vary pass a barrier, as in JAX's
-        lowering."""
+        """Inlines a rematerialised backward:"""
         outer, self.recomputing = self.recomputing, True
         if self.outside is not None and holds_marks(eqn.params["jaxpr"]):
             outs = self.add_cut_recomputation(eqn, operands)
@@ -408,7 +410,7 @@ class _Builder:
 
     def add_cut_recomputation(self, eqn: JaxprEqn, operands: list[Operand]) -> list[Operand]:
         """Adds a rematerialised backward with marks in it, each part behind its own barrier.
-        The barrier also keeps what is computed again on the rank of its part, so it is there
+        The barrier also keeps recomputed values on the rank of their part, so it is added
         whatever `prevent_cse` says."""
         cut = CutRecomputation(eqn.params["jaxpr"], _called)
         numbers = [_num_scans(item.eqn) for item in cut.items]
@@ -416,8 +418,8 @@ class _Builder:
         after = self.scans_for_marks
         values: dict[int, Operand] = dict(enumerate(operands))
         values.update((v, self.add_const(const)) for v, const in cut.consts.items())
-        here = values  # as the part has them
-        passed: list[int] = []  # through the mark before the part
+        here = values  # the values as the part sees them
+        passed: list[int] = []  # results of the mark before the part
         for part in range(cut.num_parts):
             behind = [*cut.operands_of(part), *passed]
             barred = self.add_barrier(eqn, [values[v] for v in behind])
@@ -447,8 +449,8 @@ class _Builder:
         return [behind.get(o, o) if isinstance(o, int) else o for o in operands]
 
     def add_move(self, eqn: JaxprEqn, operands: list[Operand]) -> list[Operand]:
-        """Adds a `device_put` to a memory, an op for each array, which computes nothing: the
-        type of its result says where the result is."""
+        """Adds a `device_put` to another memory as one op per array. It computes nothing:
+        the type of its result contains the memory."""
         outs: list[Operand] = []
         flags = _core.FLAG_BACKWARD if self.is_backward(eqn) else 0
         for k, (operand, out) in enumerate(zip(operands, eqn.outvars, strict=True)):
@@ -463,8 +465,8 @@ class _Builder:
 
     def result_in(self, value: int, memory: str | None, next_memory: str | None) -> int:
         """A result of the step in the memory that the user asked for. Without one, a result
-        that the step computes joins the argument that it becomes; arguments, and values that
-        the step moved, stay where they are."""
+        that the step computes gets the memory of the argument that it becomes; arguments,
+        and values that the step moved, stay where they are."""
         if memory is None and value not in self.moved and value >= self.num_args:
             memory = next_memory
         if memory is None or self.memories.get(value, "device") == memory:
@@ -517,8 +519,8 @@ class _Builder:
         return list(range(first, first + len(avals)))
 
     def add_transfer(self, eqn: JaxprEqn, operands: list[Operand]) -> list[Operand]:
-        """The planner sends a value to where it is used; one that is sharded differently there
-        takes a task of its own."""
+        """The planner sends a value to its users; if it is sharded differently there, a
+        task reshards it."""
         reshards = eqn.params["reshards"]
         return [
             operand if params is None else self._add_written(eqn, params, [operand])[0]
@@ -534,8 +536,8 @@ class _Builder:
             self.num_marks += 1
             self.mark_stages.setdefault(uid, []).append(stage)
         else:
-            # A mark may occur in several stages (if a function is called for each). The
-            # backward reaches them in reverse order.
+            # A mark may belong to several stages (if a function is called for each of
+            # them). The backward reaches them in reverse order.
             open_stages = self.mark_stages.get(uid)
             if not open_stages:
                 return operands
@@ -612,7 +614,7 @@ class _Builder:
 
     def _converted(self, value: int, dtype: Any) -> int:
         """A loop's result in the dtype of its sum. Terms of a sum over stages are converted, so
-        that each stage adds up its own."""
+        that each stage adds up its own terms."""
         aval = self.avals[value]
         if aval.dtype == dtype:
             return value
@@ -655,7 +657,7 @@ class _Builder:
         cost = flops(eqn, params) if eqn and opaque else 0.0
         name = params["name"] if kind == _core.OP_TASK else primitive.name
         where = user_line(eqn) if eqn else None
-        # What a task computes does not depend on its ranks and name.
+        # A task's computation does not depend on its ranks and name.
         computed = {"jaxpr": params["jaxpr"]} if kind == _core.OP_TASK else params
         code = self._code(primitive, computed, operands)
         known = 0 if branches or part else code
@@ -692,7 +694,7 @@ class _Builder:
         return self.outside is None or value in self.outside
 
     def as_value(self, operand: Operand) -> int:
-        """Returns the value of a result; an op creates a constant result."""
+        """Returns the value of a result; if it is a constant, an op creates it."""
         if isinstance(operand, int):
             return operand
         aval = operand.aval
@@ -703,7 +705,8 @@ class _Builder:
     def _add_like(
         self, primitive: Any, params: dict[str, Any], operands: list[Operand], cheap: bool
     ) -> int:
-        """Adds an op of no equation, whose result has the type of its first operand."""
+        """Adds an op that belongs to no equation, whose result has the type of its first
+        operand."""
         flags = _core.FLAG_CHEAP if cheap else 0
         return self._add(None, primitive, params, operands, [self.avals[operands[0]]], flags)
 
@@ -783,19 +786,21 @@ def build_graph(
     """Builds the graph of a traced step.
 
     Args:
-      name: for messages and dumps. ranks: the number of pipeline ranks. closed_jaxpr: the
-      step's jaxpr on flat arguments. donated, arg_names: one entry per argument. out_names: one
-      entry per result. next_args: for each result the argument that it becomes in the next
-        step, or NONE.
+      name: for messages and dumps.
+      ranks: the number of pipeline ranks.
+      closed_jaxpr: the step's jaxpr on flat arguments.
+      donated, arg_names: one entry per argument.
+      out_names: one entry per result.
+      next_args: for each result the argument that it becomes in the next step, or NONE.
       out_ranks: for each result the ranks that it stays on, ascending; None: where it is
         computed.
-      arg_memories: the memory of each argument. out_memories: that of each result; None: as
-        `result_in` says.
+      arg_memories: the memory of each argument.
+      out_memories: the memory of each result; None: as `result_in` says.
       loop_length: the number of microbatches to plan for a loop, from its schedule and its
         length.
       gathers: how a loop gathers the weights that it reads, by their values.
-      places: where the arguments of a program written by hand are given; None: the planner
-        places them.
+      places: the ranks of the arguments of a program written by hand; None: the planner places
+        them.
 
     Raises:
       JaxppError: a loop in a loop, a mark under a control-flow primitive.

@@ -12,7 +12,8 @@ __all__ = ["literal_key", "param_key"]
 
 
 def param_key(param: Any) -> Any:
-    """A key that is equal only for equivalent parameters; compares by identity if in doubt."""
+    """A key that is equal only for equivalent parameters; if in doubt, parameters are
+    compared by identity."""
     if isinstance(param, ClosedJaxpr | Jaxpr):
         return ("jaxpr", id(param))
     if isinstance(param, tuple | list):

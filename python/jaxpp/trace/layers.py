@@ -63,12 +63,14 @@ def stages(
 
     Args:
       layer_fn: called with the parameters of a layer and `x`; returns the next `x`, a pytree of
-      the same shapes and dtypes where layers are scanned. params: a list of the layers'
-      parameters; or any other pytree, whose leaves are arrays [layers, ...]. x: a pytree, the
-      input of the first layer. num_stages: the number of stages, of all ranks together; the
-      first ones have a layer more if it does not divide the layers. Or a list with the number
-      of layers of each stage. scan: whether a stage scans over its layers, if the parameters
-      are stacked, or calls `layer_fn` for each.
+        the same shapes and dtypes where layers are scanned.
+      params: a list of the layers' parameters; or any other pytree, whose leaves are arrays
+        [layers, ...].
+      x: a pytree, the input of the first layer.
+      num_stages: the number of stages, of all ranks together; the first ones have a layer more
+        if it does not divide the layers. Or a list with the number of layers of each stage.
+      scan: whether a stage scans over its layers, if the parameters are stacked, or calls
+        `layer_fn` for each.
 
     Returns:
       The output of the last layer.

@@ -204,14 +204,14 @@ def treduce_i(
     """Runs `fun(i)` for every microbatch i under a schedule and reduces the results.
 
     Args:
-      fun: maps the microbatch number, an int32 scalar, to a pytree of arrays. Stage
-        marks (`mark_stage_end`) in it end the stages.
-      length: the number of microbatches. schedule: the pipeline schedule, used inside
-      `mpmd_jit_with_loop`. Elsewhere the
+      fun: maps the microbatch number, an int32 scalar, to a pytree of arrays. Stage marks
+        (`mark_stage_end`) in it end the stages.
+      length: the number of microbatches.
+      schedule: the pipeline schedule, used inside `mpmd_jit_with_loop`. Elsewhere the
         microbatches run one after the other.
-      operation: a pytree prefix of `fun`'s result with operations as leaves: `Add` sums,
-        `Max` takes the maximum, `Concat(axis)` stacks the values along a new axis. Results do
-        not depend on the schedule.
+      operation: a pytree prefix of `fun`'s result with operations as leaves: `Add` sums, `Max`
+        takes the maximum, `Concat(axis)` stacks the values along a new axis. Results do not
+        depend on the schedule.
 
     Returns:
       `fun`'s result with each leaf reduced.
@@ -237,7 +237,7 @@ def run_loop(
     """Traces a loop of `body(i)`, which calls the user's `fun`.
 
     `schedule` is any object with a `build` like `BaseSchedule`'s. `title` is the loop's name in
-    messages, "treduce at FILE:LINE". `note` is added to exceptions from `fun`.
+    messages, "treduce at FILE:LINE". `note` is added to exceptions that `fun` raises.
     """
     if isinstance(schedule, type) or not hasattr(schedule, "build"):
         raise make_error(
@@ -458,9 +458,10 @@ def treduce(
     """Runs `fun` on every microbatch of `xs` under a schedule and reduces the results.
 
     Args:
-      fun: maps one microbatch, `xs` without `axis`, to a pytree of arrays. xs: a pytree of
-      arrays; their size along `axis` is the number of microbatches. schedule, operation: as in
-      `treduce_i`. axis: the microbatch axis of `xs`.
+      fun: maps one microbatch, `xs` without `axis`, to a pytree of arrays.
+      xs: a pytree of arrays; their size along `axis` is the number of microbatches.
+      schedule, operation: as in `treduce_i`.
+      axis: the microbatch axis of `xs`.
 
     Returns:
       `fun`'s result with each leaf reduced over the microbatches. `Add` sums: the mean loss of

@@ -121,12 +121,12 @@ def mark_stage_end(anchor: Any, name: str | None = None) -> Any:
 
     It is the identity on any pytree of arrays. A model of S stages has S marks, one at the end
     of each stage. It can be differentiated (its transpose begins the same stage's backward) and
-    vmapped. Inside of `jax.checkpoint` it ends the stage as elsewhere: each stage computes
-    again what it uses, from its own inputs. Outside `treduce` it has no effect.
+    vmapped. Inside `jax.checkpoint` it ends the stage as elsewhere: each stage recomputes
+    the values that it needs from its own inputs. Outside `treduce` it has no effect.
 
     Args:
-      anchor: a pytree of arrays, of any shapes and dtypes. name: a name for error messages
-      only.
+      anchor: a pytree of arrays, of any shapes and dtypes.
+      name: a name for error messages only.
 
     Returns:
       `anchor`.
@@ -167,7 +167,7 @@ class _Mark:
 
     uid: int
     line: str
-    calls: tuple[Any, ...]  # the user's calls around its own line, innermost first
+    calls: tuple[Any, ...]  # the user's calls that lead to its line, innermost first
     differentiated: bool
     used: bool
     follows: bool  # whether it depends on the previous mark
@@ -235,7 +235,7 @@ class _MarkCollector:
 
 
 def holds_marks(jaxpr: Jaxpr) -> bool:
-    """Whether a mark, or the backward of one, is in it, at any depth."""
+    """Whether a jaxpr contains a mark, or the backward of one, at any depth."""
     marks = (mark_p, mark_backward_p)
     return any(
         eqn.primitive in marks or any(map(holds_marks, inner_jaxprs(eqn))) for eqn in jaxpr.eqns
@@ -257,8 +257,9 @@ def find_mistake(jaxpr: Jaxpr, bound: dict[int, str], stages: int | None) -> str
     """Describes the mistake in the marks of a loop's body, if one can be identified.
 
     Args:
-      jaxpr: the body, before dead code elimination. bound: from `collecting_marks`, while
-      it was traced. stages: the number of stages of the schedule, if known.
+      jaxpr: the body, before dead code elimination.
+      bound: from `collecting_marks`, while it was traced.
+      stages: the number of stages of the schedule, if known.
     """
     survey = _MarkCollector()
     survey.walk(jaxpr, [0] * len(jaxpr.invars))
@@ -266,7 +267,7 @@ def find_mistake(jaxpr: Jaxpr, bound: dict[int, str], stages: int | None) -> str
     used = [m for m in marks if m.used or m.uid in survey.backward]
     unused = [m.line for m in marks if m not in used]
     known = {m.uid for m in marks}, {m.line for m in marks}
-    # Marks that JAX dropped, without those that it traced a second time.
+    # Marks that JAX dropped, except those that it traced a second time.
     unused += [ln for uid, ln in bound.items() if uid not in known[0] and ln not in known[1]]
     fits = stages is None or len(used) in (stages, stages - 1)
     between = any(m not in used and later in used for m, later in itertools.pairwise(marks))

@@ -1,7 +1,7 @@
 """Moves between memories, which a step writes as `jax.device_put`.
 
-The graph has the memory of a value in its type, and tasks compute in device memory only. So the
-equation of a move computes nothing.
+In the graph, a value's type includes its memory, and tasks compute in device memory only.
+So the equation of a move computes nothing.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ def move_of_one(eqn: JaxprEqn, number: int) -> dict[str, Any]:
 
 
 def memory_after(eqn: JaxprEqn, number: int, where: str | None) -> str:
-    """The memory in which a `device_put` puts an array.
+    """The memory to which a `device_put` moves one of its arrays.
 
     Raises:
-      JaxppError: a sharding names another memory kind than "device" and "pinned_host"
+      JaxppError: a sharding names a memory kind other than "device" and "pinned_host"
         ("unsupported").
     """
     memory_of(eqn.params["devices"][number], f"device_put at {where}")
@@ -58,8 +58,8 @@ def memory_after(eqn: JaxprEqn, number: int, where: str | None) -> str:
 
 
 def without_memory(eqn: JaxprEqn, number: int) -> tuple[Any, dict[str, Any]]:
-    """The primitive and the parameters that do to one array of a `device_put` what is left
-    for a task: to shard it."""
+    """The primitive and the parameters for the part of a `device_put` of one array that a
+    task must do: to shard it."""
     device = eqn.params["devices"][number]
     if not isinstance(device, Sharding):
         return jax.lax.copy_p, {}
@@ -68,8 +68,8 @@ def without_memory(eqn: JaxprEqn, number: int) -> tuple[Any, dict[str, Any]]:
 
 
 def run_in_device_memory(closed: ClosedJaxpr, *args: Any) -> list[Any]:
-    """Evaluates the equations of a task without its moves: its results and arguments say in
-    which memory they are."""
+    """Evaluates the equations of a task without its moves; the types of its results and
+    arguments give their memories."""
     env = dict(zip(closed.jaxpr.invars, args, strict=True))
     env.update(zip(closed.jaxpr.constvars, closed.consts, strict=True))
 

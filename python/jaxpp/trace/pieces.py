@@ -38,7 +38,7 @@ _MOST_PIECES = 1 << 12  # limit on the pieces after a reshape
 
 @dataclasses.dataclass(frozen=True)
 class Piece:
-    """An array whose elements, in their order, are those of a box."""
+    """An array whose elements are those of a box, in the same order."""
 
     box: Box
     array: Any  # its shape may differ from the box's
@@ -49,7 +49,7 @@ class Piece:
         return self if same else Piece(self.box, jnp.reshape(self.array, shape))
 
     def cut(self, where: Sequence[range], box: Box) -> Piece:
-        """The elements at these positions along each axis, as those of `box`."""
+        """The elements at these positions along each axis, as a piece of `box`."""
         if all(at == range(len(own)) for at, own in zip(where, self.box, strict=True)):
             return Piece(box, self.array)
         array = self.shaped().array
@@ -128,7 +128,7 @@ class Parted:
     """A value as disjoint pieces."""
 
     pieces: list[Piece]
-    aval: Any  # of the whole
+    aval: Any  # of the whole array
     leaves: frozenset[int]  # leaves that it depends on
 
     @property
@@ -178,7 +178,7 @@ class Parted:
         for piece in self.pieces:
             pairs = zip(places, piece.box, strict=True)
             some = list(piece.cuts([matches(at, own) for at, own in pairs]))
-            # Using some rows whole does not require the whole leaf.
+            # Using all of some rows does not require the whole leaf.
             leaves = leaves if some else frozenset()
             found += some
         pieces = _reshaped(found, tuple(map(len, places)), aval.shape)

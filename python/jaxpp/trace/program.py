@@ -1,4 +1,5 @@
-"""Traces a program written by hand: where its values are, and what becomes of them."""
+"""Traces a program written by hand: records where its values are, and whether they were
+sent or donated."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ class TaskOptions:
 
 
 class Transfer:
-    """Arrays on their way to other ranks."""
+    """Arrays that are being sent to other ranks."""
 
     def __init__(
         self,
@@ -66,7 +67,7 @@ class _Known:
 
     tracer: Any
     place: Place
-    parts: tuple[Any, ...]  # the tracer itself, unless the value is parted
+    parts: tuple[Any, ...]  # the tracer itself, unless the value is divided over ranks
     sent: str | None = None  # the lines that sent it
     donated: str | None = None  # and donated it
 
@@ -77,9 +78,10 @@ _current: contextvars.ContextVar[Program | None] = contextvars.ContextVar(
 
 
 class Program:
-    """The trace of one program: where its values are and what became of them.
+    """The trace of one program: where its values are, and whether they were sent or
+    donated.
 
-    `fun` runs with arguments that are placed as `in_shardings`, a pytree prefix of them, says.
+    `fun` runs with arguments placed by `in_shardings`, a pytree prefix of them.
     """
 
     def __init__(self, mesh: MpmdMesh, fun: Callable[..., Any], in_shardings: Any) -> None:
@@ -89,12 +91,12 @@ class Program:
         self._known: dict[int, _Known] = {}
         self._open: list[Transfer] = []
         self._traced: dict[Any, tuple[ClosedJaxpr, list[Any], Any]] = {}  # functions of tasks
-        self._kept: list[Any] = []  # what the keys of these name by identity
+        self._kept: list[Any] = []  # objects whose identity the keys of `_traced` contain
         types = mesh.jax_mesh.axis_types
         self._explicit = any(t is AxisType.Explicit for t in types)
 
     def run(self, *args: Any) -> Any:
-        """Traces the program; its result."""
+        """Traces the program and returns its result."""
         what = f"{self.who}: in_shardings"
         shardings = _prefix(what, self._in_shardings, args)
         for leaf, sharding in zip(jax.tree.leaves(args), shardings, strict=True):
@@ -132,8 +134,8 @@ class Program:
         if not shape or shape[0] % n:
             raise make_error(
                 "sharding",
-                f"{what}: shape {shape} is parted over the ranks {list(place.ranks)}; expected "
-                f"a multiple of {n} rows",
+                f"{what}: shape {shape} is divided over the ranks {list(place.ranks)}; "
+                f"expected a multiple of {n} rows",
             )
         return parts_p.bind(leaf, n=n)
 
@@ -168,7 +170,7 @@ class Program:
             (f"argument {jax.tree_util.keystr(path)}", leaf)
             for path, leaf in jax.tree_util.tree_leaves_with_path(args)
         ]
-        # Arrays and numbers that are no values of the program are compiled in.
+        # Arrays and numbers that are not values of the program are compiled in.
         known = [
             None
             if not isinstance(leaf, jax.core.Tracer)
@@ -207,7 +209,7 @@ class Program:
         counts: list[int],
         places: Sequence[Place],
     ) -> ClosedJaxpr:
-        """The task's jaxpr on the parts of its arguments, to the parts of its results."""
+        """The task's jaxpr, from the parts of its arguments to the parts of its results."""
         if max(counts, default=1) == 1 and not any(place.parted for place in places):
             return jaxpr
         key = (id(jaxpr), tuple(counts), tuple(places))
@@ -233,8 +235,9 @@ class Program:
                 if n > 1 and (not out.shape or out.shape[0] % n):
                     raise make_error(
                         "sharding",
-                        f"{what}: out_shardings: shape {tuple(out.shape)} is parted over the "
-                        f"ranks {list(place.ranks)}; expected a multiple of {n} rows",
+                        f"{what}: out_shardings: shape {tuple(out.shape)} is divided "
+                        f"over the ranks {list(place.ranks)}; expected a multiple of "
+                        f"{n} rows",
                     )
                 outs += [out] if n == 1 else jax.numpy.split(out, n)
             return outs
@@ -287,8 +290,8 @@ class Program:
     def _trace(
         self, what: str, fun: Callable[..., Any], args: tuple[Any, ...], specs: list[Any]
     ) -> tuple[ClosedJaxpr, list[Any], Any]:
-        """The task's jaxpr, its constants, which are leading arguments, and the tree of its
-        results; the same ones for calls of a function with the same types."""
+        """The task's jaxpr, its constants, which become leading arguments, and the tree
+        of its results. Calls of the same function with the same types share them."""
         leaves, tree = jax.tree.flatten(args)
         mesh = self.mesh.lowering_mesh()
 
@@ -419,8 +422,9 @@ class Program:
         if source.place.parted != place.parted or len(source.parts) != len(place.of_parts()):
             raise make_error(
                 "unsupported",
-                f"{what}: from {source.place} to {place}: expected both parted over as many "
-                "ranks, or neither; a task can put the parts together",
+                f"{what}: from {source.place} to {place}: expected both or neither to "
+                "be divided over ranks, over the same number of them; a task can "
+                "join the parts",
             )
         pairs = list(zip(source.parts, source.place.of_parts(), place.of_parts(), strict=True))
         outs = transfer_p.bind(
@@ -444,7 +448,7 @@ class Program:
         return {"jaxpr": jaxpr, "name": "reshard", "ranks": ranks, "out_places": places}
 
     def complete(self, transfer: Transfer, arrived: Sequence[tuple[Any, Any, Place]]) -> None:
-        """The arrays that a transfer brought are values of the program from here on."""
+        """Makes the arrays of a completed transfer values of the program."""
         self._open.remove(transfer)
         for whole, parts, place in arrived:
             self._add(whole, place, parts)
@@ -473,12 +477,12 @@ class Program:
         return self._add_parts([part for _, part in parts], place)
 
     def _check_alike(self, what: str, own: Place, part: Any, place: Place, first: Any) -> None:
-        """Checks a part of a stack against the first one."""
+        """Checks that an array of a stack matches the first one."""
         if len(own.ranks) > 1:
             raise make_error(
                 "sharding",
-                f"{what}: an array is a copy on each of the ranks {list(own.ranks)}; expected "
-                "arrays of one rank, or parted over their ranks "
+                f"{what}: an array is a copy on each of the ranks {list(own.ranks)}; "
+                "expected arrays of one rank, or divided over their ranks "
                 f"(P({self.mesh.mpmd_axis_name!r}))",
             )
         a, b = part.aval, first.aval

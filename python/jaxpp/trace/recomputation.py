@@ -1,13 +1,14 @@
 """A rematerialised backward with stage marks in it, cut at the marks.
 
-JAX transposes a function under `jax.checkpoint` as one equation, which first computes again
-what the backward uses, and then the backward of the whole function. A backward mark in it ends
-what the later stage runs and begins what the earlier one runs. Each of these parts has its own
-barrier and computes again what it uses itself, so that a mark inside of a checkpoint cuts the
-backward as one between two checkpoints does.
+JAX transposes a function under `jax.checkpoint` into one equation, which first recomputes
+the values that the backward uses, and then runs the backward of the whole function. A
+backward mark in it ends the part that the later stage runs and begins the part that the
+earlier one runs. Each of these parts has its own barrier and recomputes the values that
+it uses, so that a mark inside a checkpoint cuts the backward as a mark between two
+checkpoints does.
 
-JAX keeps the results of a mark (`never_recompute`), so a part computes nothing again that was
-computed before a mark, except for values that do not pass the mark.
+JAX saves the results of a mark (`never_recompute`), so a part never recomputes a value
+from before a mark, unless the value bypasses the mark.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from jaxpp.trace.marks import holds_marks, inner_jaxprs, mark_backward_p
 
 __all__ = ["CutRecomputation", "Item"]
 
-# The jaxpr that an equation calls; None for one that stays a call.
+# The jaxpr that an equation calls; None if it stays a call.
 Called: TypeAlias = Callable[[JaxprEqn], ClosedJaxpr | Jaxpr | None]
 
 _PRODUCTS = {jax.lax.dot_general_p, jax.lax.conv_general_dilated_p}
@@ -40,23 +41,25 @@ class Item:
     operands: list[Any]
     results: list[int]
     recomputed: bool
-    parts: set[int]  # the parts that it is in: several if each computes it again
+    parts: set[int]  # the parts that contain it; several if each recomputes it
 
 
 class CutRecomputation:
     """The equations of a rematerialised backward, each with its part.
 
-    Calls that are computed again, and calls with marks in them, are inlined, checkpoints inside
-    of this one included. Part 0 is the backward of the latest stage. A mark is the last item of
-    the part that it ends.
+    Calls that are recomputed, and calls that contain marks, are inlined, including
+    checkpoints inside this one. Part 0 is the backward of the latest stage. A mark is the
+    last item of the part that it ends.
 
     Attributes:
-      items: in order. num_parts: one more than the marks. num_operands: the operands are the
-      values 0 .. num_operands - 1. consts: constants, by the number of their value. results:
-      numbers or literals.
+      items: in order.
+      num_parts: one more than the marks.
+      num_operands: the operands are the values 0 .. num_operands - 1.
+      consts: constants, by the number of their value.
+      results: numbers or literals.
 
     Raises:
-      JaxppError: "stage-marks", if two parts would both run a product to compute a value again.
+      JaxppError: "stage-marks", if two parts would both recompute a product.
     """
 
     def __init__(self, jaxpr: Jaxpr, called: Called) -> None:
@@ -72,7 +75,7 @@ class CutRecomputation:
         self._refuse_repeated_products(marks)
 
     def operands_of(self, part: int) -> list[int]:
-        """The operands that the equations of a part take, other than its mark."""
+        """The operands that the equations of a part take, except for its mark."""
         items = (i for i in self.items if part in i.parts)
         used = {
             v
@@ -112,8 +115,8 @@ class CutRecomputation:
         return read(jaxpr.outvars)
 
     def _place_backward(self) -> None:
-        """What follows a mark is in the part that the mark begins."""
-        begun: dict[int, int] = {}  # the last part that a value depends on
+        """An equation that depends on a mark is in the part that the mark begins."""
+        begun: dict[int, int] = {}  # the last part on which a value depends
         marks = 0
         for item in self.items:
             part = max((begun.get(v, 0) for v in _numbers(item.operands)), default=0)
@@ -126,8 +129,9 @@ class CutRecomputation:
             begun.update(dict.fromkeys(item.results, part))
 
     def _place_recomputed(self) -> None:
-        """What is computed again is in the parts that use it. An effect happens once: in the
-        first part that uses it or, if none does, in the last that has an operand of it."""
+        """A recomputed equation is in the parts that use it. An effect happens once: in
+        the first part that uses it or, if no part does, in the last one that has one of
+        its operands."""
         self._place_by_users()
         made_in = {v: item.parts for item in self.items for v in item.results}
         for item in self.items:
@@ -153,12 +157,13 @@ class CutRecomputation:
             mark = marks[min(item.parts)].eqn.params["where"]
             raise make_error(
                 "stage-marks",
-                f"the stage mark at {mark} is inside jax.checkpoint, and the backward of the "
-                f"stages on both sides of it uses what {user_line(item.eqn) or '?'} computes, "
-                "so both would compute it again; expected that only values that pass the mark "
-                "are used behind it.\n"
-                "Pass the value through the mark, as in `x, value = mark_stage_end((x, "
-                "value))`, or end the checkpoint at the mark and begin another one behind it.",
+                f"the stage mark at {mark} is inside jax.checkpoint, and the backward "
+                "of the stages on both sides of it uses what "
+                f"{user_line(item.eqn) or '?'} computes, so both would compute it "
+                "again; expected only values that pass through the mark to be used "
+                "after it.\nPass the value through the mark, as in `x, value = "
+                "mark_stage_end((x, value))`, or end the checkpoint at the mark and "
+                "begin another one after it.",
             )
 
 

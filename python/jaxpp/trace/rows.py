@@ -1,5 +1,5 @@
-"""The elements that slices, splits, reversals and gathers with constant indices read, and the
-places that their transposes write."""
+"""Finds the elements that slices, splits, reversals and gathers with constant indices
+read, and the places to which their transposes write."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def constant(value: Any) -> np.ndarray | None:
 
 
 def fold(eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any] | None:
-    """Evaluates an equation on small known integers; None if it is not one."""
+    """Evaluates an equation on small known integers; None if that is not possible."""
     outs = [v.aval for v in eqn.outvars]
     counts = all(
         hasattr(a, "dtype")
@@ -66,7 +66,7 @@ Places: TypeAlias = tuple[Sequence[int], ...]  # along each axis; ranges, mostly
 
 @dataclasses.dataclass(frozen=True)
 class ScatteredValue:
-    """A value that an equation writes, in this shape, at these places of zeros."""
+    """A value that an equation writes into zeros of this shape at these places."""
 
     value: Any
     shape: tuple[int, ...]
@@ -99,9 +99,10 @@ def _indexed(
 ) -> Places | None:
     """The places that a gather or scatter with constant indices accesses in an array.
 
-    The last axis of `indices` has places along `axes`, which are `single`: of others
-    everything is meant. `windows`: where these others are in the gathered array, of `ndim`
-    axes. None: the places are no product of places along each axis, or in another order.
+    The last axis of `indices` has places along `axes`, which are `single`: along other
+    axes all elements are meant. `windows`: the positions of these other axes in the
+    gathered array, of `ndim` axes. None: the places are not a product of places along
+    each axis, or are in another order.
     """
     found = constant(indices)
     if found is None or not axes or sorted(axes) != sorted(single):

@@ -50,7 +50,7 @@ _REMAT = {"remat", "remat2", "checkpoint"}
 
 
 def inlined_call(eqn: JaxprEqn) -> ClosedJaxpr | Jaxpr | None:
-    """The jaxpr that an equation calls, if it does nothing else."""
+    """The jaxpr that an equation calls, if the equation does nothing else."""
     if eqn.primitive.name in _REMAT:
         return eqn.params["jaxpr"]
     if eqn.primitive.name not in _INLINED:
@@ -77,7 +77,7 @@ def is_recomputation(eqn: JaxprEqn) -> bool:
 class Conditional:
     """A cond or switch whose branches became separate ops."""
 
-    index: Any  # operand: which branch runs
+    index: Any  # the operand that selects a branch
     num_branches: int
 
 
@@ -100,7 +100,7 @@ class Whole:
     eqn: JaxprEqn
 
     def part_with(self, results: Iterable[int]) -> PartOp:
-        """The part that computes these results and nothing unnecessary."""
+        """The part that computes these results and no others."""
         wanted = set(results)
         used = [k in wanted for k in range(len(self.eqn.outvars))]
         if self.eqn.primitive.name == "while":
@@ -118,9 +118,11 @@ class Whole:
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """The operands of the whole that an op takes, in order, and the results it computes.
+    """The operands and the results of the whole equation that one of its parts takes and
+    computes.
 
-    Numbers beyond the whole's own are values that one part passes to another.
+    Numbers beyond the operands and results of the whole are values that one part passes
+    to another.
     """
 
     whole: Whole
@@ -132,7 +134,7 @@ class Part:
 class PartOp:
     """A part as an equation: the whole's primitive with other parameters.
 
-    `own`: the results of the whole that are taken from this part, which may compute others.
+    `own`: the results of the whole that this part provides; it may compute others.
     """
 
     part: Part
@@ -269,7 +271,8 @@ class _ScanBody:
             wanted = more
 
     def _invariant_eqns(self) -> set[int]:
-        """Equations of constants alone: computed in both parts instead of saved."""
+        """Equations on constants only, which both parts compute instead of saving the
+        results."""
         known = {id(v) for v in (*self.consts, *self.jaxpr.constvars)}
         found = set()
         for number, eqn in enumerate(self.jaxpr.eqns):
@@ -291,8 +294,8 @@ class _ScanBody:
     def part(
         self, numbers: set[int], results: Sequence[bool], extra: Sequence[Var], kept: Any
     ) -> tuple[list[bool], ClosedJaxpr]:
-        """The operands that some equations and results use, and their body, which also returns
-        `extra` and takes `kept` as its last inputs."""
+        """The operands that some equations and results use, and a body with these
+        equations, which also returns `extra` and takes `kept` as its last inputs."""
         eqns = [self.jaxpr.eqns[k] for k in sorted(numbers)]
         outvars = [*_keep(self.jaxpr.outvars, results), *extra]
         used = {id(v) for eqn in eqns for v in eqn.invars} | {id(v) for v in outvars}
@@ -343,7 +346,7 @@ def _split_scan(eqn: JaxprEqn, first: Sequence[bool]) -> tuple[PartOp, PartOp] |
 
 
 class Splitter:
-    """Splits equations, and equal ones of several stages into the same parts."""
+    """Splits equations; equal ones of several stages share the same parts."""
 
     def __init__(self) -> None:
         self._scans: dict[Any, Any] = {}

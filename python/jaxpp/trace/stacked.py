@@ -83,9 +83,9 @@ class _Evaluator:
         self.parting = parting
         self.refused: set[int] = set()  # leaves that are needed whole
         self.wanted: set[int] = set()  # leaves that are combined with parted values
-        self.tags: dict[int, frozenset[int]] = {}  # by id of a whole value: its leaves
-        self.keep: list[Any] = []  # so that ids stay theirs
-        self.scalars: dict[int, Any] = {}  # by id of a whole value: its fill value
+        self.tags: dict[int, frozenset[int]] = {}  # id of a whole value -> its leaves
+        self.keep: list[Any] = []  # keeps values alive, so that their ids stay unique
+        self.scalars: dict[int, Any] = {}  # id of a whole value -> its fill value
         # By shape: the cuts of values that are views of leaves.
         self.views: dict[tuple[int, ...], list[tuple[Box, ...]]] = {}
 
@@ -113,14 +113,14 @@ class _Evaluator:
         return [read(v) for v in jaxpr.outvars]
 
     def layouts(self, shape: tuple[int, ...]) -> list[tuple[Box, ...]]:
-        """How values of this shape may be cut."""
+        """The ways in which values of this shape may be cut."""
         bounds = self.parting.of(shape)
         parts = [tuple(bounds.boxes(shape))] if bounds else []
         return [*parts, *self.views.get(shape, ())]
 
     def made(self, value: Parted) -> Any:
         """The value, as an array if it is a single piece. Records how it is cut, because values
-        written into zeros of its shape are gradients of it."""
+        written into zeros of its shape are its gradients."""
         shape = value.aval.shape
         if len(value.pieces) == 1 and is_whole(value.boxes[0], shape):
             return value.pieces[0].array
@@ -197,7 +197,8 @@ class _Evaluator:
     # --- Equations on parts ---
 
     def moved(self, eqn: JaxprEqn, number: int, operand: Any) -> Any:
-        """One array of a move between memories, in its pieces unless it is sharded anew."""
+        """One array of a move between memories, piece by piece unless the move also
+        reshards it."""
         aval, one = eqn.outvars[number].aval, move_of_one(eqn, number)
         sharded = isinstance(eqn.params["devices"][number], Sharding)
         if isinstance(operand, Parted) and not sharded:
@@ -209,7 +210,7 @@ class _Evaluator:
         return out
 
     def place(self, eqn: JaxprEqn, operands: list[Any]) -> Any | None:
-        """The transpose of reading rows: rows of a gradient, with zeros around them."""
+        """The transpose of reading rows: rows of a gradient, surrounded by zeros."""
         aval: Any = eqn.outvars[0].aval if eqn.outvars else None
         layouts = self.layouts(aval.shape) if hasattr(aval, "shape") else []
         if not layouts or (scattered := scattered_values(eqn, operands, self.is_zero)) is None:
@@ -272,7 +273,8 @@ class _Evaluator:
         return Piece(whole_box(value.shape), value).cut(box, box).array
 
     def boxes_for(self, values: Sequence[Parted]) -> tuple[Box, ...] | None:
-        """A common cut of operands over the whole array; None if their rows differ."""
+        """A common cut of operands that covers the whole array; None if their rows
+        differ."""
         owners = {o.boxes for o in values if o.leaves} or {values[0].boxes}
         if len(owners) == 1 and not any(o.has_gaps() for o in values if o.boxes in owners):
             return owners.pop()
@@ -370,7 +372,8 @@ class _Evaluator:
         def branches(cut: Sequence[Any] | None) -> list[Callable[..., Any]]:
             return [functools.partial(run_branch, b, cut) for b in eqn.params["branches"]]
 
-        # All branches must return the same results in parts: one pass finds them, one converts.
+        # All branches must return the same results in parts: a first pass finds these, a
+        # second one converts the others.
         for branch in branches(None):
             jax.eval_shape(branch, *flat)
         cut: list[Any] = []
@@ -421,7 +424,8 @@ class _Evaluator:
         return like.of(Piece(box, self._part_of(value, box)) for box in like.boxes)
 
     def same_origins(self, old: Sequence[Any], new: Sequence[Any]) -> None:
-        """Inside another trace values are made of the leaves that they were made of."""
+        """In another trace, values depend on the same leaves as the values that they
+        replace."""
         for before, now in zip(old, new, strict=True):
             if id(before) in self.tags:
                 self.tag(now, self.tags[id(before)])
@@ -486,7 +490,8 @@ def _flatten(values: Sequence[Any]) -> tuple[list[Any], Callable[[Sequence[Any]]
 class PartedStep:
     """A step whose stacked leaves are split into several arguments and results.
 
-    `arguments`, `results`: for each of the step's own, the bounds of its parts or None.
+    `arguments`, `results`: for each argument and result of the original step, the bounds
+    of its parts or None.
     """
 
     closed: ClosedJaxpr
@@ -497,9 +502,9 @@ class PartedStep:
 def part_step(
     closed: ClosedJaxpr, may_cut: Callable[[int, int], bool]
 ) -> tuple[PartedStep | None, dict[int, str | None]]:
-    """The step with the leaves of which each stage reads a part split into parts, or None if
-    there are none; and the leaves that stay whole although several stages read rows of them,
-    each with a line. `may_cut`: as for `find_parting`."""
+    """The step in which leaves that several stages read in parts are split, or None if
+    there are none; and the leaves that stay whole although several stages read rows of
+    them, each with a line. `may_cut`: as for `find_parting`."""
     parting, lines = find_parting(closed, may_cut)
     refused: set[int] = set()
     while parting.leaves:

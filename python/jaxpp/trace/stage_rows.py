@@ -1,5 +1,5 @@
 """Finds the leaves that hold the weights of several stages, the axis of the layers in each, and
-the places along it that each stage reads. These are called rows, as along the first axis."""
+the places along it that each stage reads. These places are called rows along any axis."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ _MOST_IDS = 1 << 22  # limit on the rows of a view
 class LeafCuts:
     """How leaves that are stored in parts are cut."""
 
-    rows: dict[int, Bounds]  # along axis 0, by its size
-    others: dict[tuple[int, ...], Bounds]  # along another axis, by the leaf's shape
+    rows: dict[int, Bounds]  # leaves cut along axis 0, by its size
+    others: dict[tuple[int, ...], Bounds]  # leaves cut along another axis, by their shape
     leaves: set[int]  # numbers of the step's arguments
 
     def of(self, shape: tuple[int, ...]) -> Bounds | None:
@@ -57,7 +57,8 @@ class LeafCuts:
         lines: dict[int, str | None],
     ) -> None:
         """Adds the leaves that can be cut along an axis, and the lines that read them."""
-        # Gradients are recognised by their shapes, so leaves of a shape are cut in one way.
+        # Gradients are recognised by their shapes, so all leaves of one shape are cut in
+        # the same way.
         known = ((shapes[k], self.of(shapes[k])) for k in self.leaves)
         taken = {shape for shape, cut in known if cut and cut.axis != axis}
         found = {k for k in leaves if finder.cuts[k] and shapes[k] not in taken}
@@ -160,7 +161,7 @@ def _joined(eqn: JaxprEqn, operands: Sequence[Any]) -> _View | None:
 
 
 def _views_after(eqn: JaxprEqn, operands: Sequence[Any]) -> list[_View | None] | None:
-    """The results of an equation that only rearranges views or takes a part of one."""
+    """The views that result if an equation only rearranges views or takes a part of one."""
     if (joined := _joined(eqn, operands)) is not None:
         return [joined]
     view, *others = [o for o in operands if isinstance(o, _View)]
@@ -205,7 +206,8 @@ class _StageFinder:
         self.taken: set[int] = set()  # arguments that are read at known elements
 
     def walk(self, jaxpr: Jaxpr, given: Sequence[Any]) -> list[Any]:
-        """For each result a view, `_Unknown`, a constant or None, from those for arguments."""
+        """For each result a view, `_Unknown`, a constant or None, computed from those of
+        the arguments."""
         env: dict[Var, Any] = dict(zip(jaxpr.invars, given, strict=True))
 
         def read(atom: Any) -> Any:
@@ -292,7 +294,8 @@ class _StageFinder:
 def _find_along(
     axis: int, leaves: Iterable[int], closed: ClosedJaxpr, may_cut: Callable[[int, int], bool]
 ) -> _StageFinder:
-    """Walks the step for the places along an axis of some arguments that its stages read."""
+    """Walks the step to find the places along an axis of some arguments that each stage
+    reads."""
     shapes = [v.aval.shape for v in closed.jaxpr.invars]
     sizes = [shape[axis] if len(shape) > axis else 0 for shape in shapes]
     views: list[_View | _Unknown | None] = [None] * len(shapes)
@@ -313,14 +316,15 @@ def find_parting(
 ) -> tuple[LeafCuts, dict[int, str | None]]:
     """The arguments of which the stages of a loop read different places along an axis by
     constant indices, and those of which several stages read rows in any way, each with a line
-    that does. The axis is the first one along which they do.
+    that reads them. The cut is along the first axis for which this holds.
 
-    `may_cut`: whether the sharding of an argument, by its number, leaves an axis whole.
+    `may_cut`: whether the sharding of an argument, by its number, leaves an axis
+    unsharded.
     """
     shapes = [v.aval.shape for v in closed.jaxpr.invars]
     parting = LeafCuts({}, {}, set())
     lines: dict[int, str | None] = {}
-    same: _StageFinder | None = None  # along axis 0: also of leaves that all stages read alike
+    same: _StageFinder | None = None  # along axis 0: also for leaves that all stages read alike
     axis, candidates = 0, set(range(len(shapes)))
     while candidates:
         finder = _find_along(axis, candidates, closed, may_cut)
@@ -328,7 +332,7 @@ def find_parting(
         if axis == 0:
             same = finder
         axis += 1
-        # Of other leaves, no stage reads a known part.
+        # Exclude leaves of which no stage reads a known part.
         candidates -= parting.leaves
         candidates &= finder.taken | {k for k in candidates if not may_cut(k, axis - 1)}
         candidates = {k for k in candidates if len(shapes[k]) > axis}

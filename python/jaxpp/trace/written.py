@@ -30,16 +30,16 @@ __all__ = [
 ]
 
 
-# Its parameters: the `jaxpr`, `name` and `ranks` of the task, and the `out_places` of its
+# Parameters: the `jaxpr`, `name` and `ranks` of the task, and the `out_places` of its
 # results.
 task_p = Primitive("task")
 task_p.multiple_results = True
-# Its results are its operands. Its parameters: their `out_places`, and the `reshards`: for each
-# of them None, or the parameters of a task that shards it differently.
+# The results are the operands. Parameters: their `out_places`, and the `reshards`: for
+# each of them None, or the parameters of a task that shards it differently.
 transfer_p = Primitive("transfer")
 transfer_p.multiple_results = True
-# (whole) -> parts, of an argument that is parted over ranks; and (parts) -> whole. Both say
-# only what is what: tasks and transfers take parts.
+# (whole) -> parts, for an argument that is divided over ranks; and (parts) -> whole. Both
+# only relate values: tasks and transfers take parts.
 parts_p = Primitive("parts")
 parts_p.multiple_results = True
 whole_p = Primitive("whole")
@@ -67,8 +67,8 @@ whole_p.def_abstract_eval(lambda *parts: _rows(parts[0], sum(p.shape[0] for p in
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """The ranks that hold a value, ascending, each sharded by `spec`: all of it or, if it is
-    parted over them, as many of its rows as each other."""
+    """The ranks that hold a value, ascending, each sharded by `spec`: each rank holds all
+    of it or, if it is divided over them, an equal number of its rows."""
 
     ranks: tuple[int, ...]
     spec: PartitionSpec
@@ -76,7 +76,7 @@ class Place:
     parted: bool = False
 
     def of_parts(self) -> list[Place]:
-        """Where its parts are: one, unless it is parted."""
+        """The places of its parts; a value that is not divided has one part."""
         if not self.parted:
             return [self]
         return [Place((r,), self.spec, self.memory) for r in self.ranks]
@@ -87,7 +87,7 @@ class Place:
 
 
 def _ranks_of_mesh(mesh: Any, mpmd_mesh: MpmdMesh) -> tuple[int, ...] | None:
-    """The ranks whose devices, one rank's after the other, a mesh consists of."""
+    """The ranks whose devices a mesh consists of, one rank after the other."""
     if not isinstance(mesh, Mesh) or mesh.axis_names != mpmd_mesh.jax_mesh.axis_names:
         return None
     axis, ranks = mpmd_mesh.mpmd_axis, []
@@ -106,7 +106,7 @@ def _ranks_of_mesh(mesh: Any, mpmd_mesh: MpmdMesh) -> tuple[int, ...] | None:
 
 
 def place_of(sharding: Any, mesh: MpmdMesh, what: str) -> Place:
-    """Where a sharding over one rank, or over several, puts an array."""
+    """The place of an array with a sharding over one rank, or over several."""
     if not isinstance(sharding, NamedSharding):
         raise make_error(
             "sharding",
@@ -148,7 +148,8 @@ def place_on(
 
 
 def _shortest(spec: PartitionSpec) -> PartitionSpec:
-    """The spec without entries that say nothing, so that equal ones compare equal."""
+    """The spec without trailing entries that shard nothing, so that equal specs compare
+    equal."""
     parts = list(spec.partitions)
     while parts and parts[-1] is None:
         parts.pop()
@@ -160,10 +161,12 @@ def _shortest(spec: PartitionSpec) -> PartitionSpec:
 
 @dataclasses.dataclass
 class Cut:
-    """A program whose arguments and results are the parts of the values that are parted.
+    """A program whose arguments and results are parts of the values that are divided over
+    ranks.
 
-    `argument_bounds`, `result_bounds`: for each of the whole ones the rows at which it is cut;
-    None: it is whole. `arguments`, `results`: where the parts and the whole ones are.
+    `argument_bounds`, `result_bounds`: for each whole value the rows at which it is cut;
+    None: it is not cut. `arguments`, `results`: the places of the parts and of values
+    that are not cut.
     """
 
     closed: ClosedJaxpr
@@ -174,14 +177,14 @@ class Cut:
 
 
 def cut_parted(closed: ClosedJaxpr, places: Sequence[Place]) -> Cut:
-    """Cuts a program, from where its arguments are."""
+    """Cuts a program according to the places of its arguments."""
     jaxpr = closed.jaxpr
     parts = {eqn.invars[0]: eqn.outvars for eqn in jaxpr.eqns if eqn.primitive is parts_p}
     wholes = {eqn.outvars[0]: eqn.invars for eqn in jaxpr.eqns if eqn.primitive is whole_p}
     eqns = [eqn for eqn in jaxpr.eqns if eqn.primitive not in (parts_p, whole_p)]
     for eqn in eqns:
         _check_equation(eqn)
-    # An argument that nothing uses has no parts; it is given as a whole on each rank.
+    # An unused argument has no parts; each rank receives it as a whole.
     invars = [parts.get(v, [v]) for v in jaxpr.invars]
     outvars = [parts.get(v, wholes.get(v, [v])) for v in jaxpr.outvars]
     arguments = [

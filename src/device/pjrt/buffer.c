@@ -21,7 +21,7 @@ jpp_status_t* jpp__pjrt_buffer_from_host(jpp_client_t* base,
       jpp__pjrt_status(client->api, client->api->PJRT_Client_BufferFromHostBuffer(&args),
                        JPP_INVALID_ARGUMENT, "copy from host"));
   // With these semantics the plugin no longer needs the data when the call returns, so
-  // the event is of no use.
+  // the event is not needed.
   jpp__pjrt_event_destroy(base, (jpp_event_t*)args.done_with_host_buffer);
   *out_buffer = (jpp_buffer_t*)args.buffer;
   return NULL;
@@ -48,7 +48,7 @@ jpp_status_t* jpp__pjrt_buffer_check(jpp_client_t* base, jpp_buffer_t* buffer,
 }
 
 // A program may have been compiled to return its results with another order of
-// dimensions; on the host, the last dimension varies fastest.
+// dimensions; in host memory, the last dimension varies fastest.
 static jpp_status_t* buffer_host_layout(const PJRT_Api* api, PJRT_Buffer* buffer,
                                         int64_t minor_to_major[JPP_BUFFER_MAX_RANK],
                                         PJRT_Buffer_MemoryLayout* out_layout) {

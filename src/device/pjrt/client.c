@@ -1,5 +1,5 @@
 // Creates a client of a PJRT plugin and reads its platform and devices once, so that
-// asking for them later is a read of memory.
+// later queries only read memory.
 #include <string.h>
 #include <sys/stat.h>
 
@@ -97,7 +97,7 @@ static jpp_status_t* check_nodes(const jpp_pjrt_options_t* options) {
                          options->plugin_path, num_nodes);
 }
 
-// The caller's options, and those that tell the plugin about the nodes.
+// Adds to the caller's options those that describe the nodes to the plugin.
 static jpp_status_t* make_named_values(jpp_pjrt_client_t* client,
                                        const jpp_pjrt_options_t* options,
                                        PJRT_Client_Create_Args* args) {
@@ -149,7 +149,7 @@ static jpp_status_t* client_open(jpp_pjrt_client_t* client,
   return NULL;
 }
 
-// Identifies the version of the plugin's file.
+// Hashes the plugin's file, to identify its version.
 static uint64_t hash_file(const char* path) {
   struct stat info;
   if (stat(path, &info) != 0) return 0;

@@ -1,14 +1,14 @@
 // Custom calls through PJRT's FFI extension. Its header does not ship with pjrt_c_api.h,
 // so its layout is declared here: xla/pjrt/c/pjrt_c_api_ffi_extension.h. Older plugins
-// have an api_version before the handler, which cannot be detected; given this layout,
-// some of them register garbage and report success. Therefore only versions known to have
-// this layout are used.
+// have an api_version before the handler, which cannot be detected; if they are given
+// this layout, some of them register garbage and report success. Therefore only versions
+// known to have this layout are used.
 #include <string.h>
 
 #include "base/null.h"
 #include "device/pjrt/pjrt.h"
 
-// 0.115 was tried and has this layout, 0.81 was tried and has the older one.
+// Tests showed that 0.115 has this layout and 0.81 the older one.
 #define FFI_MINOR_NEEDED 115
 
 typedef struct ffi_register_handler_args {

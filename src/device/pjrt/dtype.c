@@ -1,4 +1,4 @@
-// Maps element types to PJRT's and back by one table.
+// Maps element types to PJRT's types and back with one table.
 #include "device/pjrt/pjrt.h"
 
 static const PJRT_Buffer_Type kTypes[JPP_DTYPE_COUNT] = {

@@ -1,5 +1,5 @@
-// Events through PJRT. A plugin calls back from a thread of its own, and does not own the
-// waiter that it calls.
+// Events through PJRT. A plugin calls back on a thread of its own, and does not own the
+// waiter.
 #include "device/pjrt/pjrt.h"
 
 jpp_status_t* jpp__pjrt_event_await(jpp_client_t* base, jpp_event_t* event) {

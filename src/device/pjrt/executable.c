@@ -14,7 +14,7 @@ jpp_status_t* jpp__pjrt_compile(jpp_client_t* base, const jpp_compile_request_t*
   jpp_pjrt_client_t* client = jpp__pjrt_client(base);
   PJRT_Program program = {
       .struct_size = PJRT_Program_STRUCT_SIZE,
-      .code = (char*)request->code,  // only read by a compilation
+      .code = (char*)request->code,  // compilation only reads it
       .code_size = request->code_size,
       .format = request->format,
       .format_size = strlen(request->format),
@@ -89,7 +89,7 @@ jpp_status_t* jpp__pjrt_executable_serialize(jpp_client_t* base,
   return status;
 }
 
-// Plugins answer with a module, or with a module (field 1) and its configuration.
+// Plugins return a module, or a module (field 1) with its configuration.
 static jpp_status_t* take_module(const PJRT_Program* program, void* bytes,
                                  void** out_bytes, size_t* out_size) {
   static const char kModule[] = "hlo", kWithConfig[] = "hlo_with_config";
@@ -177,8 +177,8 @@ static bool buffer_is_deleted(const PJRT_Api* api, jpp_buffer_t* buffer) {
 }
 
 // Plugins have no error code for a deleted argument, so this searches for one afterwards.
-// Only if the execution was refused: one that failed while running has consumed its own
-// donations.
+// It applies only to executions that were refused: one that failed while running has
+// consumed its own donations.
 static jpp_status_t* execute_explain(const PJRT_Api* api, const jpp_execute_t* execute,
                                      jpp_status_t* status) {
   for (uint32_t i = 0; i < execute->device_count; ++i) {

@@ -1,9 +1,10 @@
-// Memory that two clients use without a copy. An external reference keeps lent memory in
-// place and prevents the plugin from donating it to a program that would write there;
+// Memory that two clients share without a copy. An external reference keeps lent memory
+// in place and prevents the plugin from donating it to a program that would write there;
 // borrowed memory is a view.
 #include "device/pjrt/pjrt.h"
 
-// Whether the last dimension varies fastest, as a reader without a layout assumes.
+// Whether the last dimension varies fastest, which a reader without layout information
+// assumes.
 static bool is_dense(const PJRT_Buffer_MemoryLayout* layout) {
   if (layout->type != PJRT_Buffer_MemoryLayout_Type_Tiled) return false;
   const PJRT_Buffer_MemoryLayout_Tiled* tiled = &layout->tiled;
@@ -67,7 +68,7 @@ jpp_status_t* jpp__pjrt_buffer_borrow(jpp_client_t* base,
                                       const jpp_foreign_memory_t* foreign,
                                       jpp_buffer_t** out_buffer) {
   jpp_pjrt_client_t* client = jpp__pjrt_client(base);
-  // These functions come after those that every plugin must have.
+  // These functions follow those that every plugin must have.
   if (client->api->struct_size <
           PJRT_STRUCT_SIZE(PJRT_Api, PJRT_Client_CreateViewOfDeviceBuffer) ||
       !client->api->PJRT_Client_CreateViewOfDeviceBuffer) {

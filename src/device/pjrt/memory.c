@@ -51,7 +51,7 @@ static jpp_status_t* read_all(jpp_pjrt_client_t* client, jpp_str_t* kinds) {
 
 jpp_status_t* jpp__pjrt_memories_read(jpp_pjrt_client_t* client) {
   jpp_client_info_t* info = &client->base.info;
-  // Whatever a plugin calls its default memory, it is this one.
+  // Whatever name a plugin gives to its default memory, it is device memory.
   info->memories = 1u << JPP_MEMORY_DEVICE;
   info->memory_kinds = jpp_memory_name(JPP_MEMORY_DEVICE);
   JPP_RETURN_IF_ERROR(

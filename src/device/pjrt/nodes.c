@@ -1,4 +1,4 @@
-// The devices of all nodes, as a plugin lists them for the client of one of them.
+// The devices of all nodes, as one node's plugin client lists them.
 #include "base/alloc.h"
 #include "device/pjrt/pjrt.h"
 
@@ -51,7 +51,7 @@ static jpp_status_t* fill_devices(jpp_pjrt_client_t* client, PJRT_Device* const*
   return NULL;
 }
 
-// A plugin without nodes ignores the options about them.
+// A plugin without nodes ignores the options for them.
 static jpp_status_t* check_nodes(const jpp_client_info_t* info,
                                  const jpp_pjrt_options_t* options) {
   bool as_told = info->node_id == options->node_id;
@@ -87,7 +87,7 @@ jpp_status_t* jpp__pjrt_nodes_read(jpp_pjrt_client_t* client,
   JPP_RETURN_IF_ERROR(
       jpp__pjrt_status(api, api->PJRT_Client_Devices(&all), JPP_PLUGIN_ERROR, "devices"));
   jpp_global_device_t* devices = NULL;
-  // There is room for all, even if a plugin omits its own devices from the list.
+  // There is room for all devices, even if a plugin omits its own from the list.
   size_t room = all.num_devices + client->base.info.device_count;
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&client->arena, room, &devices));
   client->base.info.node_id = (uint32_t)process.process_index;

@@ -1,6 +1,6 @@
-// What the files of the PJRT driver share. Handles are the plugin's own: a jpp_buffer_t*
-// is a PJRT_Buffer*, a jpp_executable_t* a PJRT_LoadedExecutable*, a jpp_event_t* a
-// PJRT_Event*, so nothing is wrapped and no call allocates.
+// Declarations that the files of the PJRT driver share. Handles are the plugin's own: a
+// jpp_buffer_t* is a PJRT_Buffer*, a jpp_executable_t* a PJRT_LoadedExecutable*, a
+// jpp_event_t* a PJRT_Event*, so nothing is wrapped and no call allocates.
 #ifndef JPP_DEVICE_PJRT_PJRT_H_
 #define JPP_DEVICE_PJRT_PJRT_H_
 
@@ -13,12 +13,14 @@
 
 typedef struct jpp__pjrt_client {
   jpp_client_t base;
-  const PJRT_Api* api;  // the loaded plugin's; lives as long as the process
+  const PJRT_Api* api;  // owned by the plugin; lives as long as the process
   PJRT_Client* client;
-  PJRT_Device* const* devices;  // addressable; the plugin's, as long as the client
+  // Addressable; owned by the plugin, valid as long as the client.
+  PJRT_Device* const* devices;
   PJRT_Memory** pinned_host;    // [device_count] NULL for a device without it
-  jpp_key_value_store_t store;  // the plugin has its address
-  jpp_arena_t arena;            // names in base.info
+  jpp_key_value_store_t store;  // its address is given to the plugin
+  // For the names in base.info.
+  jpp_arena_t arena;
   // Guards the external references of all buffers, which plugins list without a lock.
   pthread_mutex_t loans;
 } jpp_pjrt_client_t;
@@ -27,15 +29,15 @@ static inline jpp_pjrt_client_t* jpp__pjrt_client(jpp_client_t* client) {
   return (jpp_pjrt_client_t*)client;
 }
 
-// An argument struct, zeroed but for its size.
+// An argument struct, zeroed except for its size.
 #define JPP_PJRT_ARGS(call, name) \
   PJRT_##call##_Args name = {.struct_size = PJRT_##call##_Args_STRUCT_SIZE}
 
 // plugin.c: loads and initialises the plugin, or finds it loaded. Any thread.
 jpp_status_t* jpp__pjrt_plugin_load(const char* path, const PJRT_Api** out_api);
 
-// error.c: takes `error` (NULL is success). Memory exhausted, not implemented and
-// cancelled keep their codes, anything else gets `code`; `doing` names the call.
+// error.c: takes `error` (NULL is success). Its codes for exhausted memory, unimplemented
+// features and cancellation are kept, all others become `code`; `doing` names the call.
 jpp_status_t* jpp__pjrt_status(const PJRT_Api* api, PJRT_Error* error,
                                jpp_status_code_t code, const char* doing);
 PJRT_Error_Code jpp__pjrt_error_code(const PJRT_Api* api, const PJRT_Error* error);
@@ -45,8 +47,8 @@ void jpp__pjrt_ignore(const PJRT_Api* api, PJRT_Error* error);
 // store.c: makes the plugin use the store, whose address must not change.
 void jpp__pjrt_store_give(jpp_key_value_store_t* store, PJRT_Client_Create_Args* args);
 
-// nodes.c: reads the devices of all nodes; the client's own are read already.
-// JPP_UNSUPPORTED unless there are as many nodes as `options` say.
+// nodes.c: reads the devices of all nodes; the client's own devices have been read
+// already. JPP_UNSUPPORTED unless there are as many nodes as `options` say.
 jpp_status_t* jpp__pjrt_nodes_read(jpp_pjrt_client_t* client,
                                    const jpp_pjrt_options_t* options);
 // memory.c: reads the memories of all devices into client->base.info.
@@ -59,7 +61,7 @@ jpp_status_t* jpp__pjrt_device_read(jpp_pjrt_client_t* client,
                                     PJRT_DeviceDescription* description,
                                     jpp_device_info_t* out_info);
 
-// buffer.c: JPP_DONATED_ERROR for a buffer that is not there any more.
+// buffer.c: JPP_DONATED_ERROR for a buffer that was donated or deleted.
 jpp_status_t* jpp__pjrt_buffer_check(jpp_client_t* base, jpp_buffer_t* buffer,
                                      const char* doing);
 
@@ -67,7 +69,7 @@ jpp_status_t* jpp__pjrt_buffer_check(jpp_client_t* base, jpp_buffer_t* buffer,
 PJRT_Buffer_Type jpp__pjrt_type_from_dtype(jpp_dtype_t dtype);
 jpp_dtype_t jpp__pjrt_type_to_dtype(PJRT_Buffer_Type type);
 
-// The rows of the table: executable.c, buffer.c, loan.c, event.c, custom_call.c.
+// The rows of the driver's table: executable.c, buffer.c, loan.c, event.c, custom_call.c.
 jpp_status_t* jpp__pjrt_compile(jpp_client_t* base, const jpp_compile_request_t* request,
                                 jpp_executable_t** out_executable);
 jpp_status_t* jpp__pjrt_executable_serialize(jpp_client_t* base,

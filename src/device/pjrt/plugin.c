@@ -1,4 +1,4 @@
-// Loads plugins by dlopen(). A loaded plugin is never unloaded: it has started threads
+// Loads plugins with dlopen(). A loaded plugin is never unloaded: it has started threads
 // and registered exit handlers, which would run in unmapped code.
 #include <dlfcn.h>
 #include <pthread.h>
@@ -7,17 +7,17 @@
 
 #include "device/pjrt/pjrt.h"
 
-// Before 0.57 the table of functions had another order; since then it has every function
-// that this driver calls (xla/pjrt/c/CHANGELOG.md).
+// Before 0.57 the function table had another order; since then it has every function that
+// this driver calls (xla/pjrt/c/CHANGELOG.md).
 #define PJRT_MINOR_NEEDED 57
-// The table up to the last function that this driver needs.
+// The size of the table up to the last function that this driver needs.
 #define PJRT_API_BYTES_NEEDED \
   PJRT_STRUCT_SIZE(PJRT_Api, PJRT_Buffer_OpaqueDeviceMemoryDataPointer)
 
 typedef struct loaded_plugin {
   struct loaded_plugin* next;
   const PJRT_Api* api;
-  dev_t device;  // with `inode`: the file, whatever name it was loaded by
+  dev_t device;  // together with `inode` identifies the file, whatever its path
   ino_t inode;
 } loaded_plugin_t;
 

@@ -1,4 +1,5 @@
-// Connects a plugin to the key-value store: PJRT's callbacks over the store's two calls.
+// Connects a plugin to the key-value store: PJRT's callbacks, implemented with the
+// store's two functions.
 #include <string.h>
 
 #include "base/alloc.h"
@@ -34,7 +35,7 @@ static PJRT_Error* take_status(PJRT_CallbackError* make, jpp_status_t* status) {
   return error;
 }
 
-// A plugin's keys have a size and no NUL behind them.
+// A plugin's keys have a size and no NUL at the end.
 static jpp_status_t* copy_key(const char* key, size_t size, char** out_key) {
   if (memchr(key, 0, size)) {
     return jpp_status_make(JPP_INVALID_ARGUMENT, "a key of %zu bytes has a NUL in it",
@@ -57,7 +58,7 @@ static jpp_status_t* store_get(const jpp_key_value_store_t* store, const char* k
 
 static void delete_value(char* value) { jpp_free(value); }
 
-// Any thread of the plugin, as the next two.
+// Called on any thread of the plugin, like the next two.
 static PJRT_Error* handle_get(PJRT_KeyValueGetCallback_Args* args) {
   void* value = NULL;
   size_t size = 0;

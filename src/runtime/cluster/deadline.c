@@ -13,7 +13,7 @@ static int compare(const void* left, const void* right) {
   return (a > b) - (a < b);
 }
 
-// Over the steps so far, at most kJppDeadlineSteps.
+// The median of the steps so far, at most kJppDeadlineSteps.
 static int64_t median(const jpp_deadline_t* deadline,
                       const int64_t times[kJppDeadlineSteps]) {
   int64_t sorted[kJppDeadlineSteps];
@@ -36,7 +36,7 @@ void jpp__deadline_begin(jpp_deadline_t* deadline, int64_t now) {
 }
 
 void jpp__deadline_end(jpp_deadline_t* deadline, int64_t now) {
-  // At least 1, as 0 means that no step is known.
+  // At least 1, because 0 means that no step has been measured.
   int64_t took = larger(1, now - larger(deadline->begun, deadline->all_begun));
   deadline->steps[deadline->count++ % kJppDeadlineSteps] = took;
   deadline->step = median(deadline, deadline->steps);
@@ -46,7 +46,7 @@ int64_t jpp__deadline_waited(const jpp_deadline_t* deadline, int64_t since, int6
   return deadline->all_begun ? now - larger(since, deadline->all_begun) : 0;
 }
 
-// After a short wait it is not known whether all processes were in the step.
+// After a short wait it is unknown whether all processes were in the step.
 static int64_t noted(const jpp_deadline_t* deadline, int64_t since, int64_t now) {
   if (!since) return 0;
   bool is_short = now - since <= kJppDeadlineQuiet;

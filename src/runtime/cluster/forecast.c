@@ -3,8 +3,8 @@
 #include "runtime/cluster/forecast.h"
 
 typedef struct crossing {
-  double* sent;      // [messages] when
-  double* received;  // [messages]
+  double* sent;      // [messages] when each was sent
+  double* received;  // [messages] when each was received
   uint32_t num_sent, num_received;
 } crossing_t;
 
@@ -61,7 +61,7 @@ static void wait_until(walk_t* w, uint32_t rank, double since) {
   w->now[rank] = since;
 }
 
-// False: what it waits for is not known yet.
+// Returns false if the time for which it waits is not known yet.
 static bool take_instr(walk_t* w, uint32_t rank, const jpp_instr_t* instr) {
   double since = 0;
   crossing_t* crossing = NULL;

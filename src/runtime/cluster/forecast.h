@@ -1,9 +1,9 @@
-// Forecast: how long each rank of a plan waits for others, and where, if a task's time is
-// proportional to its cost and messages take no time.
+// Forecast: how long each rank of a plan waits for others at each instruction, if a
+// task's time is proportional to its cost and messages take no time.
 //
-// It follows the plan's own instructions, including the slots of channels, and begins
-// with idle ranks: a step that overlaps with the previous one waits less. Times have the
-// unit of the ops' costs, so only their ratios mean something.
+// It follows the plan's own instructions, including the slots of channels, and assumes
+// that all ranks begin idle: a step that overlaps with the previous one waits less. Times
+// have the unit of the ops' costs, so only their ratios are meaningful.
 #ifndef JPP_RUNTIME_FORECAST_H_
 #define JPP_RUNTIME_FORECAST_H_
 
@@ -15,8 +15,8 @@ typedef struct jpp_forecast {
   double** waits;  // [ranks][num_instrs] for the other end of a SEND or RECV
 } jpp_forecast_t;
 
-// Its memory is in `arena`. For programs that deadlock, it covers what comes before the
-// deadlock.
+// Allocates from `arena`. For programs that deadlock, it covers the instructions before
+// the deadlock.
 jpp_status_t* jpp__forecast_make(const jpp_plan_t* plan, jpp_arena_t* arena,
                                  jpp_forecast_t* out_forecast) JPP_MUST_USE;
 

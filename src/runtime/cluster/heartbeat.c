@@ -1,5 +1,5 @@
-// Drives the network 20 times a second unless the issuing thread has just done so. The
-// transport decides when a heartbeat is due.
+// Drives the network 20 times a second, except when the issuing thread has just done so.
+// The transport decides when a heartbeat is due.
 #include "runtime/cluster/heartbeat.h"
 
 #include "base/thread.h"
@@ -11,7 +11,7 @@
 enum { kIntervalNanoseconds = 50000000 };
 
 // The transport does not notice the failure of a process that has no channel to this one,
-// or that failed between two steps; the job does.
+// or that fails between two steps; the job does.
 static void break_with_the_job(jpp_runtime_t* runtime) {
   if (jpp_runtime_is_broken(runtime)) return;
   jpp_status_t* status = jpp_job_failure();

@@ -6,16 +6,16 @@
 #include "runtime/step/failure.h"
 #include "runtime/step/state.h"
 
-// A slot that devices copy from.
+// A slot from which devices copy.
 typedef struct arrival {
   uint32_t slot;
-  jpp_event_t** events;  // [devices] of the copies
+  jpp_event_t** events;  // [devices] ready when the copies are done
 } arrival_t;
 
 struct jpp_inbox {
   jpp_runtime_t* runtime;
   jpp_link_t* link;
-  arrival_t* arrivals;  // [slots] number n uses n % slots
+  arrival_t* arrivals;  // [slots] message n uses n % slots
   uint64_t taken, returned;
 };
 
@@ -40,7 +40,7 @@ static arrival_t* oldest(const jpp_inbox_t* inbox) {
   return &inbox->arrivals[inbox->returned % inbox->link->plan->slots];
 }
 
-// A failed copy is a failed value: tasks that take it fail.
+// If a copy fails, its value is failed, and so are the tasks that take it.
 static bool is_copied(const jpp_inbox_t* inbox, const arrival_t* arrival) {
   for (uint32_t d = 0; d < inbox->runtime->devices_per_rank; ++d) {
     bool ready = true;
@@ -81,7 +81,7 @@ void jpp__inbox_close(jpp_inbox_t* inbox) {
 
 // The inbox keeps the slot until its copy is done, even if the plugin releases it
 // earlier.
-static void leave_slot(void* memory, void* user) { (void)memory, (void)user; }
+static void ignore_release(void* memory, void* user) { (void)memory, (void)user; }
 
 static jpp_status_t* copy_on_device(jpp_client_t* client, const jpp_wire_shape_t* shape,
                                     void* data, uint32_t device, jpp_event_t** out_event,
@@ -91,7 +91,7 @@ static jpp_status_t* copy_on_device(jpp_client_t* client, const jpp_wire_shape_t
                                          .rank = shape->rank,
                                          .dims = shape->dims},
                                .device = device,
-                               .release = leave_slot};
+                               .release = ignore_release};
   jpp_buffer_t* view = NULL;
   JPP_RETURN_IF_ERROR(jpp_client_buffer_borrow(client, &slot, &view));
   jpp_status_t* status =
@@ -135,7 +135,7 @@ static jpp_status_t* check_message(jpp_actor_t* actor, const jpp_actor_instr_t* 
   return NULL;
 }
 
-// `events`: of the copies that are not made yet.
+// `events`: of the copies that are not done yet.
 static jpp_status_t* unpack(jpp_actor_t* actor, const jpp_actor_instr_t* instr,
                             const jpp_received_t* received, jpp_event_t** events) {
   jpp_runtime_t* runtime = actor->runtime;

@@ -12,7 +12,7 @@
 #include "runtime/cluster/wire.h"
 #include "runtime/step/state.h"
 
-// Neither a device nor an abort by this process has a descriptor to poll.
+// Devices, and aborts by this process, have no descriptor to poll.
 enum { kNapNanoseconds = 50000, kLongNapNanoseconds = 1000000 };
 enum { kFlushMs = 10000, kAbortMs = 200 };
 
@@ -69,7 +69,7 @@ static jpp_status_t* open_link(jpp_runtime_t* runtime, jpp_link_t* link, uint64_
   return jpp_transport_open_channel(runtime->network, &spec, &link->channel);
 }
 
-// A transport knows the memory of one device.
+// A transport can access the memory of one device only.
 static jpp_status_t* check_devices(const jpp_runtime_t* runtime) {
   if (!runtime->device_messages) return NULL;
   uint32_t first = JPP_NONE;
@@ -81,9 +81,9 @@ static jpp_status_t* check_devices(const jpp_runtime_t* runtime) {
       if (device == first) continue;
       return jpp_status_make(
           JPP_UNSUPPORTED,
-          "values cannot go from device to device where a process has several, found "
-          "devices %u and %u in process %u; start a process for each device, or take "
-          "the transport that goes by way of the host (JPP_TRANSPORT=ucx)",
+          "expected one device in each process, as messages between devices require, "
+          "found devices %u and %u in process %u; start a process for each device, or "
+          "use the transport that sends from host memory (JPP_TRANSPORT=ucx)",
           first, device, runtime->process);
     }
   }
@@ -171,7 +171,7 @@ jpp_status_t* jpp__network_warm_up(jpp_runtime_t* runtime, uint32_t timeout_ms) 
 // --- Close ----------------------------------------------------------------------------
 
 // Whether another process may still need a message that it has not received. A channel
-// that failed has credits.
+// that failed has credits, too.
 static bool is_wanted(const jpp_runtime_t* runtime) {
   for (uint32_t i = 0; i < runtime->num_remote_links; ++i) {
     const jpp_link_t* link = runtime->remote_links[i];
@@ -182,9 +182,9 @@ static bool is_wanted(const jpp_runtime_t* runtime) {
   return false;
 }
 
-// For a bounded time: until all that was sent is received or, after a failure, until the
-// others have been told.
-static void say_goodbye(jpp_runtime_t* runtime) {
+// Waits for a bounded time: until all sent messages have been received or, after a
+// failure, until the others have been told.
+static void await_delivery(jpp_runtime_t* runtime) {
   bool broken = atomic_load(&runtime->broken);
   int64_t end = jpp__clock_now_ms() + (broken ? kAbortMs : kFlushMs);
   while ((broken || is_wanted(runtime)) && jpp__clock_now_ms() < end) {
@@ -194,7 +194,7 @@ static void say_goodbye(jpp_runtime_t* runtime) {
 
 void jpp__network_close(jpp_runtime_t* runtime) {
   if (!runtime->network) return;
-  if (runtime->num_remote_links) say_goodbye(runtime);
+  if (runtime->num_remote_links) await_delivery(runtime);
   for (uint32_t i = 0; i < runtime->num_remote_links; ++i) {
     jpp_link_t* link = runtime->remote_links[i];
     if (link->outbox) jpp__outbox_drop(link->outbox);

@@ -1,5 +1,4 @@
-// Network: messages to and from the ranks of other processes. outbox.h and inbox.h have
-// the messages under way.
+// Network: messages to and from the ranks of other processes.
 #ifndef JPP_RUNTIME_NETWORK_H_
 #define JPP_RUNTIME_NETWORK_H_
 
@@ -7,24 +6,26 @@
 
 // Opens the channels that begin or end in another process.
 jpp_status_t* jpp__network_open(jpp_runtime_t* runtime) JPP_MUST_USE;
-// Until all routes are known to work; JPP_PEER_ERROR after `timeout_ms`.
+// Sends messages until all routes are known to work; JPP_PEER_ERROR after `timeout_ms`.
 jpp_status_t* jpp__network_warm_up(jpp_runtime_t* runtime,
                                    uint32_t timeout_ms) JPP_MUST_USE;
 // Delivers parcels, closes the channels and destroys the transport.
 void jpp__network_close(jpp_runtime_t* runtime);
 
-// Sends what is ready and drives the transport. Issuing thread. True: something happened.
+// Sends messages that are ready and drives the transport. Issuing thread. Returns whether
+// anything happened.
 bool jpp__network_progress(jpp_runtime_t* runtime);
-// The same, on another thread while the issuing one is busy.
+// The same, on another thread while the issuing thread is busy.
 void jpp__network_beat(jpp_runtime_t* runtime);
-// Sleeps until the transport has something, a millisecond at most.
+// Sleeps until the transport has work, a millisecond at most.
 void jpp__network_wait(jpp_runtime_t* runtime);
 // Breaks the runtime if a channel has failed. Issuing thread, while it uses no channel.
 void jpp__network_check(jpp_runtime_t* runtime);
-// The other ends of all channels fail with `status`, which is only read. Any thread.
+// Fails the other ends of all channels with `status`, which is only read. Any thread.
 void jpp__network_abort(jpp_runtime_t* runtime, const jpp_status_t* status);
 
-// As a local send and receive: `out_done` says whether there was a parcel, or a message.
+// Like a local send and receive: `out_done` says whether there was a free parcel, or a
+// message.
 jpp_status_t* jpp__network_send(jpp_actor_t* actor, const jpp_actor_instr_t* instr,
                                 bool* out_done) JPP_MUST_USE;
 jpp_status_t* jpp__network_recv(jpp_actor_t* actor, const jpp_actor_instr_t* instr,

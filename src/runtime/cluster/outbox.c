@@ -1,5 +1,5 @@
-// Parcels: filled, handed to the transport in order, and used again when it has sent
-// them.
+// Parcels: filled, passed to the transport in order, and reused when the transport has
+// sent them.
 #include "runtime/cluster/outbox.h"
 
 #include <sched.h>
@@ -9,33 +9,35 @@
 #include "runtime/cluster/wire.h"
 #include "runtime/step/state.h"
 
-enum { kCopiedAtOnce = 1 << 18 };  // bytes: less than a wake-up takes
+enum { kCopiedAtOnce = 1 << 18 };  // bytes: copying them takes less time than a wakeup
 
 typedef struct parcel {
   struct jpp_outbox* outbox;
   uint64_t tag;
-  uint64_t step;                // that it is of
-  uint32_t source;              // the send, in the program
-  jpp_wire_shape_t* shapes;     // [devices]
-  jpp_shard_t* shards;          // [1 + devices] the shapes, then the data
-  void** data;                  // [devices] in host memory
-  jpp_buffer_t** copies;        // [devices] in device memory: the parcel's own
-  uint32_t lent;                // of the copies: their addresses are the transport's
-  jpp_event_t** events;         // [devices] of the copies, or of what fills `data`
+  uint64_t step;             // the step whose value it holds
+  uint32_t source;           // the SEND's index in the program
+  jpp_wire_shape_t* shapes;  // [devices]
+  jpp_shard_t* shards;       // [1 + devices] the shapes, then the data
+  void** data;               // [devices] in host memory
+  jpp_buffer_t** copies;     // [devices] copies in device memory, owned by the parcel
+  // Copies whose addresses were given to the transport.
+  uint32_t lent;
+  // [devices] ready when the copies, or the shards in `data`, are there.
+  jpp_event_t** events;
   jpp_event_waiter_t* waiters;  // [devices]
   atomic_uint watched;          // events whose callback has not run
-  bool busy;                    // until the transport needs it no longer
+  bool busy;                    // the transport may still read it
 } parcel_t;
 
 struct jpp_outbox {
   jpp_runtime_t* runtime;
   jpp_link_t* link;
-  uint64_t most_bytes;  // of a shard
+  uint64_t most_bytes;  // of the largest shard
   parcel_t* parcels;    // [slots] message n uses n % slots
   uint64_t filled, gone;
-  bool unmade;  // the oldest one that is not gone waits for the device
+  bool unmade;  // the device has not made the oldest unsent parcel's value
   uint32_t busy;
-  jpp_transport_memory_t* registered;  // all parcels' memory
+  jpp_transport_memory_t* registered;  // registers the memory of all parcels
 };
 
 static parcel_t* oldest(const jpp_outbox_t* outbox) {
@@ -111,11 +113,11 @@ void jpp__outbox_sent(void* user, void* cookie) {
   --parcel->outbox->busy;
 }
 
-// It was never handed to the transport.
+// Drops a parcel that was never passed to the transport.
 static void drop_parcel(parcel_t* parcel) {
   jpp_client_t* client = parcel->outbox->runtime->client;
   for (uint32_t d = 0; d < parcel->outbox->runtime->devices_per_rank; ++d) {
-    // The device writes to the parcel until then.
+    // Until then, the device writes to the parcel.
     jpp_status_free(jpp__wait_end_of(client, &parcel->events[d]));
   }
   jpp__outbox_sent(NULL, parcel);
@@ -126,11 +128,12 @@ void jpp__outbox_drop(jpp_outbox_t* outbox) {
 }
 
 void jpp__outbox_close(jpp_outbox_t* outbox) {
-  // The events are ready, or gone; a callback may come a moment later.
+  // The events are ready or destroyed; a callback may still run a moment later.
   for (uint32_t i = 0; i < outbox->link->plan->slots; ++i) {
     while (atomic_load(&outbox->parcels[i].watched)) sched_yield();
   }
-  // Memory that the transport still reads stays registered until it is destroyed.
+  // While the transport may still read the memory, it stays registered, until the
+  // transport is destroyed.
   if (!outbox->busy) {
     jpp_transport_unregister(outbox->runtime->network, outbox->registered);
   }
@@ -152,8 +155,9 @@ bool jpp__outbox_is_unmade(const jpp_outbox_t* outbox, uint64_t* out_step,
 
 // --- Fill -----------------------------------------------------------------------------
 
-// If a device of the host has already made the value, as with small tasks, it is copied
-// here: the plugin would copy it on another thread, which has to wake up first.
+// If the device's memory is the host's and the value exists already, as with small tasks,
+// it is copied here: the plugin would copy it on another thread, which first has to wake
+// up.
 static jpp_status_t* copy_what_is_there(parcel_t* parcel, uint32_t device,
                                         const jpp_buffer_shape_t* shape,
                                         jpp_buffer_t* buffer, bool* out_copied) {
@@ -194,10 +198,10 @@ static jpp_status_t* copy_on_device(const jpp_actor_t* actor, parcel_t* parcel,
                                        &parcel->events[device]);
 }
 
-// Any thread. Its owner may use the parcel again once `watched` is lower.
+// Any thread. The owner may reuse the parcel once `watched` has been decremented.
 static void copy_is_made(void* user, jpp_status_t* status) {
   parcel_t* parcel = user;
-  jpp_status_free(status);  // the event has it, too
+  jpp_status_free(status);  // the event reports it, too
   jpp__wakeup_call(&parcel->outbox->runtime->wakeup);
   atomic_fetch_sub(&parcel->watched, 1);
 }
@@ -286,8 +290,8 @@ static jpp_status_t* lend_copies(parcel_t* parcel) {
   return NULL;
 }
 
-// Hands the oldest parcel over, if it is complete and the receiver has a slot.
-static jpp_status_t* let_go(jpp_outbox_t* outbox, bool* out_done) {
+// Sends the oldest parcel if it is complete and the receiver has a slot.
+static jpp_status_t* send_oldest(jpp_outbox_t* outbox, bool* out_done) {
   parcel_t* parcel = oldest(outbox);
   bool ready = false;
   *out_done = false;
@@ -307,7 +311,7 @@ static jpp_status_t* let_go(jpp_outbox_t* outbox, bool* out_done) {
 bool jpp__outbox_progress(jpp_outbox_t* outbox) {
   bool some = false, done = true;
   while (outbox->gone < outbox->filled && done) {
-    jpp_status_t* status = let_go(outbox, &done);
+    jpp_status_t* status = send_oldest(outbox, &done);
     if (status) {
       jpp__runtime_break(outbox->runtime, status);
       jpp_status_free(status);

@@ -1,11 +1,11 @@
-// Outbox: what a channel's sender keeps of messages to a rank of another process.
+// Outbox: the sending end of a channel to a rank of another process.
 //
 // A value is copied to a parcel as soon as the device has made it, and the parcel is sent
-// when the receiver has a slot. The sender's program does not wait for either, only for a
-// free parcel; there are as many parcels as the channel has slots.
+// when the receiver has a slot. The sender's program waits only for a free parcel; there
+// are as many parcels as the channel has slots.
 //
-// A parcel is host memory; or, where the transport takes device memory, copies on the
-// devices, since a later task may be given the value's own memory.
+// A parcel is in host memory or, if the transport takes device memory, consists of copies
+// on the devices, because a later task may reuse the value's own memory.
 #ifndef JPP_RUNTIME_OUTBOX_H_
 #define JPP_RUNTIME_OUTBOX_H_
 
@@ -15,25 +15,26 @@
 // runtime's arena. Close it after the channel.
 jpp_status_t* jpp__outbox_create(jpp_runtime_t* runtime, jpp_link_t* link,
                                  uint64_t most_bytes) JPP_MUST_USE;
-// Drops parcels that have not left. The transport may still read the others and calls
-// `jpp__outbox_sent` for them.
+// Drops parcels that have not been sent. The transport may still read the others and
+// calls `jpp__outbox_sent` for them.
 void jpp__outbox_drop(jpp_outbox_t* outbox);
 void jpp__outbox_close(jpp_outbox_t* outbox);
 
-// `out_done` says whether there was a parcel.
+// `out_done` says whether there was a free parcel.
 jpp_status_t* jpp__outbox_send(jpp_actor_t* actor, const jpp_actor_instr_t* instr,
                                bool* out_done) JPP_MUST_USE;
-// Sends what is ready. True: something happened.
+// Sends parcels that are ready. Returns whether anything happened.
 bool jpp__outbox_progress(jpp_outbox_t* outbox);
-// The channel's jpp_channel_sent_t: the transport no longer needs a parcel, which is the
+// The channel's jpp_channel_sent_t: the transport no longer needs the parcel that is the
 // cookie.
 void jpp__outbox_sent(void* user, void* cookie);
 
 // Whether there are parcels that are filled or that the transport still needs.
 bool jpp__outbox_is_busy(const jpp_outbox_t* outbox);
-// Whether the oldest message that has not left waits for the sender's device.
+// Whether the oldest unsent message waits for the sender's device.
 bool jpp__outbox_awaits_device(const jpp_outbox_t* outbox);
-// The same, with its step and the send in the sender's program.
+// The same; also returns the message's step and the index of its SEND in the sender's
+// program.
 bool jpp__outbox_is_unmade(const jpp_outbox_t* outbox, uint64_t* out_step,
                            uint32_t* out_instr);
 

@@ -1,4 +1,4 @@
-// Writes the notes of this process' ranks, and reads those of the others.
+// Writes the notes of this process's ranks, and reads the notes of other processes.
 #include "runtime/cluster/peer_state.h"
 
 #include "flight/waits.h"
@@ -9,10 +9,12 @@
 
 // A row of a process' note.
 typedef struct rank_note {
-  uint64_t step;         // that was begun last
-  uint64_t unsent_step;  // 0: all that was issued has left
-  uint32_t at;           // in the program; its length: all is issued
-  uint32_t unsent;       // in the program
+  uint64_t step;  // the step that was begun last
+  // The step of the oldest unsent message; 0: none.
+  uint64_t unsent_step;
+  // Position in the program; its length: all instructions are issued.
+  uint32_t at;
+  uint32_t unsent;  // the SEND of the oldest unsent message
 } rank_note_t;
 
 // --- Notes ----------------------------------------------------------------------------
@@ -44,7 +46,7 @@ static void write_note(void* user, void* note) {
   }
 }
 
-// NULL: nothing is known of the rank.
+// Returns NULL if nothing is known of the rank.
 static const rank_note_t* read_row(const jpp_runtime_t* runtime, uint32_t rank) {
   const rank_note_t* rows =
       jpp_transport_note(runtime->network, runtime->rank_process[rank]);
@@ -126,13 +128,13 @@ static void append_state(const jpp_runtime_t* runtime, uint32_t rank,
   unsigned long long begun = (unsigned long long)atomic_load(&runtime->begun);
   char text[kJppPlaceSize];
   if (place->unsent_step && place->unsent < program->num_instrs) {
-    jpp_str_appendf(out, ", whose devices do not come to an end with step %llu: %s",
+    jpp_str_appendf(out, ", whose devices have not finished step %llu: %s",
                     (unsigned long long)place->unsent_step,
                     describe_instr(runtime, rank, place->unsent, text));
   } else if (place->step < begun) {
     jpp_str_appendf(out, ", which has not begun step %llu", begun);
   } else if (place->at < program->num_instrs) {
-    jpp_str_appendf(out, ", which has come to %s",
+    jpp_str_appendf(out, ", which has reached %s",
                     describe_instr(runtime, rank, place->at, text));
   } else {
     jpp_str_append(out, ", which has issued all of its step");

@@ -22,7 +22,7 @@ void jpp__wakeup_close(jpp_wakeup_t* wakeup) {
 
 void jpp__wakeup_call(jpp_wakeup_t* wakeup) {
   if (!atomic_load(&wakeup->sleeps)) return;
-  int error = errno;  // a signal handler leaves it as it is
+  int error = errno;  // a signal handler must preserve errno
   (void)!write(wakeup->descriptor, &(uint64_t){1}, sizeof(uint64_t));
   errno = error;
 }
@@ -35,7 +35,7 @@ void jpp__wakeup_sleep(jpp_wakeup_t* wakeup, int descriptor, int64_t nanoseconds
   struct timespec limit = {.tv_sec = nanoseconds / 1000000000,
                            .tv_nsec = nanoseconds % 1000000000};
   ppoll(found, descriptor < 0 ? 1 : 2, &limit, NULL);
-  // A call that is too late for this sleep only shortens the next one.
+  // A call that comes too late for this sleep only shortens the next one.
   uint64_t calls = 0;
   if (found[0].revents) (void)!read(wakeup->descriptor, &calls, sizeof(calls));
 }

@@ -1,14 +1,14 @@
 // Wire: the contents of a message between processes. Its first shard, in host memory,
-// describes the others, one for each device of a rank, because only the program that made
-// a shard knows its shape, not the plan.
+// describes the others, one for each device of a rank: the plan does not know their
+// shapes, only the program that made them does.
 #ifndef JPP_RUNTIME_WIRE_H_
 #define JPP_RUNTIME_WIRE_H_
 
 #include "base/bytes.h"
 #include "jaxpp/device.h"
 
-// The description of a shard on the wire: processes of a job run on machines of one byte
-// order, which the transport's handshake compares.
+// The description of a shard on the wire. All processes of a job have the same byte
+// order, which the transport's handshake checks.
 typedef struct jpp_wire_shape {
   uint32_t dtype;  // jpp_dtype_t
   uint32_t rank;

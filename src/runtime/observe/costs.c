@@ -31,7 +31,7 @@ jpp_status_t* jpp_plan_costs_add_compiled(jpp_plan_costs_t* costs, const jpp_pla
   JPP_RETURN_IF_NULL(names, sizes);
   uint64_t devices = 1;
   for (uint32_t a = 0; a < num_axes; ++a) devices *= sizes[a];
-  if (devices == 1) return NULL;  // without reading what is compiled
+  if (devices == 1) return NULL;  // skips reading the compiled programs
   for (uint32_t t = 0; t < plan->staged->num_tasks; ++t) {
     if (!executables[t].executable) continue;
     jpp_collectives_t* found = NULL;
@@ -50,7 +50,7 @@ jpp_status_t* jpp_plan_costs_add_compiled(jpp_plan_costs_t* costs, const jpp_pla
   return NULL;
 }
 
-// The largest temporary memory of a task of the rank, and the code of all.
+// The largest temporary memory of the rank's tasks, and the size of all their code.
 static jpp_status_t* measure_tasks(const jpp_plan_t* plan, uint32_t rank,
                                    jpp_client_t* client,
                                    const jpp_task_executable_t* executables,
@@ -97,7 +97,7 @@ static void count_ends(const jpp_plan_t* plan, uint32_t rank, jpp_rank_memory_t*
   }
 }
 
-// Without arguments, and results that are not donated memory.
+// The part of the peak other than arguments and results that are not donated memory.
 static uint64_t rest_of_peak(uint64_t peak, uint64_t arguments, uint64_t results,
                              uint64_t donated) {
   uint64_t held = arguments + (results > donated ? results - donated : 0);

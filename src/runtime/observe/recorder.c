@@ -1,4 +1,4 @@
-// Says what the flight recorder needs to know of the ranks' instructions.
+// Describes the ranks' instructions for the flight recorder.
 #include "runtime/observe/recorder.h"
 
 #include <stdio.h>

@@ -8,17 +8,17 @@
 #include "base/clock.h"
 #include "runtime/step/state.h"
 
-// --- Whoever looks on -----------------------------------------------------------------
+// --- The observer -----------------------------------------------------------------
 
-// How long an observer that is removed waits for the steps under way.
+// How long removing an observer waits for the steps in flight.
 enum { kLastStepsMs = 2000 };
 
-static atomic_bool g_observed;  // lets steps skip the lock without an observer
+static atomic_bool g_observed;  // without an observer, steps skip the lock
 static pthread_mutex_t g_observer_mutex = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t g_observer_changed = PTHREAD_COND_INITIALIZER;
-static jpp_trace_observer_t g_observer;  // these three: under the mutex
+static jpp_trace_observer_t g_observer;  // this and the next two: under the mutex
 static void* g_observer_user;
-static uint32_t g_observed_steps;  // begun for the observer and not done
+static uint32_t g_observed_steps;  // begun with the observer set, and not done
 
 static void await_observed_steps(void) {
   struct timespec deadline;
@@ -158,7 +158,8 @@ void jpp__trace_count(jpp_actor_t* actor, const jpp_actor_instr_t* instr) {
   if (actor->live_bytes > *peak) *peak = actor->live_bytes;
 }
 
-// Any thread, no lock held. The runtime may reuse the waiter once `pending` is lower.
+// Any thread, no lock held. The runtime may reuse the waiter once `pending` has been
+// decremented.
 static void run_ended(void* user, jpp_status_t* status) {
   jpp_run_waiter_t* waiter = user;
   waiter->end = jpp__clock_now();
@@ -213,10 +214,10 @@ typedef struct walk {
   jpp_trace_run_t* runs;
   int64_t* message_ends;
   int64_t* register_ends;
-  int64_t idle_since;  // when the device was done with the step before
+  int64_t idle_since;  // when the device had finished the previous step
 } walk_t;
 
-// When the device could begin, from when each register was filled.
+// When the device could begin, given when each register was filled.
 static int64_t find_run_start(const walk_t* walk, const jpp_actor_instr_t* instr) {
   const jpp_trace_run_t* run = &walk->runs[instr->run];
   int64_t start = later(run->issued, instr->run ? run[-1].end : walk->idle_since);
@@ -248,9 +249,10 @@ static int64_t end_of_results(const walk_t* walk, const jpp_actor_instr_t* instr
   return 0;
 }
 
-// Follows an actor's registers through its program. A message or a moved value is there
-// when the run that made it has ended; the copy's own time is not measured. Messages are
-// filled in on the first walk over all actors (`starts` false), and taken on the second.
+// Follows an actor's registers through its program. A message or a moved value exists
+// when the run that made it has ended; the time of the copy itself is not measured. The
+// first walk over all actors (`starts` false) records when messages exist, and the second
+// one uses these times.
 static void follow_registers(const walk_t* walk, bool starts) {
   const jpp_actor_t* actor = walk->actor;
   int64_t* ends = walk->register_ends;

@@ -79,7 +79,7 @@ static jpp_status_t* run_once(jpp_runtime_t* runtime, jpp_array_t* const* args,
 
 // --- Equal tasks ----------------------------------------------------------------------
 
-// The runs of a task, and those of the tasks that run the same executable.
+// The runs of a task and of the tasks that run the same executable.
 typedef struct task_sample {
   uint64_t count;
   double sum, squares;  // ms

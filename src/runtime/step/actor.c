@@ -8,7 +8,7 @@ static jpp_memory_t memory_of_input(const jpp_runtime_t* runtime,
   return graph->values[graph->args[input->arg].value].type.memory;
 }
 
-// `memories` are [num_registers], those that the registers are in.
+// `memories` [num_registers] gets the memory of each register.
 static void place_inputs(const jpp_actor_t* actor, jpp_memory_t* memories) {
   const jpp_program_t* program = actor->program;
   for (uint32_t i = 0; i < program->num_inputs; ++i) {
@@ -82,7 +82,7 @@ static jpp_status_t* check_result_count(const jpp_actor_t* actor,
       task->name, instr->num_results, executable ? "one" : "none", results);
 }
 
-// An accumulator's last state is sent as what the loop ends with.
+// An accumulator's last state is sent under the number of the loop's result.
 uint64_t jpp__plan_message_tag(const jpp_plan_t* plan, const jpp_program_t* program,
                                const jpp_instr_t* instr) {
   const jpp_staged_t* staged = plan->staged;
@@ -126,7 +126,8 @@ static jpp_actor_instr_t resolve_instr(const jpp_actor_t* actor, uint32_t source
 
 // --- Sends without a copy -------------------------------------------------------------
 
-// Whether the step needs a register at the end of the program, or must not give it away.
+// Marks the registers that the step needs at the end of the program, or must not give
+// away.
 static void mark_needed_at_end(const jpp_program_t* program, bool* needed) {
   for (uint32_t i = 0; i < program->num_inputs; ++i) {
     if (!program->inputs[i].owned) needed[program->inputs[i].reg] = true;
@@ -140,7 +141,7 @@ static void mark_needed_at_end(const jpp_program_t* program, bool* needed) {
 }
 
 // Between ranks on the same devices, a value that its sender no longer needs moves
-// without a copy: the receiver gets the buffers. This walks from the end to the start;
+// without a copy: the receiver gets the buffers. This walks the program backwards;
 // `needed` says for each register whether a later instruction reads it.
 static jpp_status_t* find_moves(jpp_actor_t* actor, jpp_actor_instr_t* instrs) {
   const jpp_program_t* program = actor->program;
@@ -267,7 +268,7 @@ bool jpp__runtime_has_rank(const jpp_runtime_t* runtime, uint32_t rank) {
   return !runtime->rank_process || runtime->rank_process[rank] == runtime->process;
 }
 
-// The program of a rank of another process.
+// The program of a rank that another process runs.
 static const jpp_program_t kNoProgram;
 
 jpp_status_t* jpp__actor_resolve(jpp_runtime_t* runtime, uint32_t rank) {

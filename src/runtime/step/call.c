@@ -23,7 +23,7 @@ static jpp_status_t* interrupted(void) {
                          "the call was interrupted while it waited for its turn");
 }
 
-// The failure of an earlier step, or between steps, that no caller has been told about.
+// The failure of an earlier step, or between steps, that was not reported to any caller.
 static jpp_status_t* take_failure(jpp_runtime_t* runtime) {
   jpp_status_t* status = NULL;
   jpp__arrays_lock();
@@ -37,8 +37,8 @@ static jpp_status_t* take_failure(jpp_runtime_t* runtime) {
   return status;
 }
 
-// The plan says how many bytes of a cut argument a device holds, but not how it is cut:
-// the piece divides the whole.
+// The plan knows how many bytes of a sharded argument a device holds, but not how it is
+// cut; it only checks that the piece divides the whole.
 static bool is_of_type(const jpp_array_type_t* found, const jpp_type_t* type,
                        uint64_t device_bytes) {
   if (found->dtype == JPP_DTYPE_INVALID || type->dtype == JPP_DTYPE_INVALID) return true;
@@ -116,7 +116,7 @@ static bool lies_in_this_process(const jpp_runtime_t* runtime, const jpp_array_t
   return false;
 }
 
-// An argument that a rank needs must be somewhere to be copied from.
+// Each argument that a rank needs must be on a rank from which it can be copied.
 static jpp_status_t* check_places(const jpp_runtime_t* runtime, const jpp_call_t* call) {
   for (uint32_t r = 0; r < runtime->plan->ranks; ++r) {
     const jpp_program_t* program = runtime->actors[r].program;
@@ -125,17 +125,16 @@ static jpp_status_t* check_places(const jpp_runtime_t* runtime, const jpp_call_t
       if (lies_in_this_process(runtime, call->args[arg])) continue;
       return jpp_status_make(
           JPP_INVALID_ARGUMENT,
-          "argument %s: expected an array on rank %u or another of "
-          "this process from which to copy it, found one on no such rank; a step leaves "
-          "the first result that has an argument's structure and types where the next "
-          "one needs it",
+          "argument %s: expected an array on rank %u, or on another rank of this process "
+          "to copy it from, found it on neither; a step leaves the first result that has "
+          "an argument's structure and types on the ranks where the next step needs it",
           arg_name(runtime, arg), r);
     }
   }
   return NULL;
 }
 
-// What an argument failed with.
+// The error of an argument that failed.
 static jpp_status_t* tell_of_failed_arg(const jpp_runtime_t* runtime,
                                         const jpp_call_t* call) {
   jpp_status_t* status = NULL;
@@ -159,8 +158,8 @@ static void hold_args(const jpp_runtime_t* runtime, jpp_step_t* step,
 
 // --- Donation -------------------------------------------------------------------------
 
-// The step reads its arguments until it is issued, and deletes the donated ones itself: a
-// copy whose origin is donated as well.
+// The step reads its arguments until it is issued, and then deletes the donated ones
+// itself; a copy's origin is donated as well.
 static jpp_status_t* claim_args(const jpp_runtime_t* runtime, jpp_step_t* step,
                                 const jpp_interrupt_t* interrupt) {
   uint32_t num_args = runtime->params.count;
@@ -221,7 +220,7 @@ void jpp__call_release(const jpp_runtime_t* runtime, jpp_step_t* step) {
 static jpp_status_t* prepare_call(jpp_runtime_t* runtime, jpp_step_t* step,
                                   const jpp_call_t* call) {
   JPP_RETURN_IF_ERROR(take_failure(runtime));
-  // After a breakage there is no other step.
+  // After a breakage there is no other step in flight.
   if (atomic_load(&runtime->broken)) return jpp__runtime_breakage(runtime);
   JPP_RETURN_IF_ERROR(check_args(runtime, call));
   JPP_RETURN_IF_ERROR(check_places(runtime, call));

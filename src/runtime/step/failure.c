@@ -107,9 +107,9 @@ jpp_status_t* jpp_plan_explain_memory(const jpp_plan_t* plan, uint32_t rank,
   jpp_status_t* explained = jpp_status_make(
       JPP_OUT_OF_MEMORY,
       "%.*s; the plan's values take up to %llu bytes on each of the rank's devices (%s), "
-      "and what a task needs while it runs comes on top. To need less: smaller "
+      "and each task needs memory for its temporaries besides. To need less: smaller "
       "microbatches, jax.checkpoint in the stages, donated arguments, a schedule with "
-      "fewer microbatches under way, or more ranks",
+      "fewer microbatches in flight, or more ranks",
       (int)length, message, (unsigned long long)program->peak_bytes, peak);
   jpp_status_free(status);
   return explained;
@@ -180,8 +180,8 @@ static void append_blocked(jpp_str_t* str, const jpp_actor_t* actor) {
                   instr->link->plan->slots);
 }
 
-// Describes what each actor that is not done waits for and, with other processes, which
-// rank waits for which; free with jpp_free().
+// Describes what each unfinished actor waits for and, with other processes, which rank
+// waits for which; free with jpp_free().
 static jpp_status_t* describe_blocked(jpp_runtime_t* runtime, char** out_text) {
   jpp_str_t str = {0};
   for (uint32_t r = 0; r < runtime->plan->ranks; ++r) {
@@ -208,7 +208,7 @@ jpp_status_t* jpp__failure_stalled(jpp_runtime_t* runtime) {
   JPP_RETURN_IF_ERROR(describe_blocked(runtime, &text));
   jpp_status_t* status = jpp_status_make(
       JPP_PEER_ERROR,
-      "nothing has come from other processes for %g s (JPP_STALL_TIMEOUT): %s; expected "
+      "other processes have sent nothing for %g s (JPP_STALL_TIMEOUT): %s; expected "
       "all processes to call the same steps: one has stopped, hangs, or is busy "
       "elsewhere",
       (double)runtime->stall_timeout_ms / 1000, text);
@@ -224,7 +224,7 @@ jpp_status_t* jpp__failure_late(const jpp_actor_t* actor) {
   JPP_RETURN_IF_ERROR(describe_blocked(runtime, &text));
   jpp_status_t* status = jpp_status_make(
       JPP_PEER_ERROR,
-      "rank %u has waited for %.3g s for what usually comes within %.2g s "
+      "rank %u has waited %.3g s for a send or receive that usually takes up to %.2g s "
       "(the longest of JPP_STEP_TIMEOUT, %g s; a step, %.2g s; %d times what is usual): "
       "%s",
       actor->program->rank,

@@ -1,6 +1,6 @@
-// The runtime's threads: the buffers of a call's arguments pass to the step when it is
-// issued, unless another reader holds them, in which case the step gets a copy; the
-// step's buffers pass to its results.
+// Passes buffers between arrays and steps, on the runtime's threads: when a step is
+// issued, it takes the buffers of its arguments, or a copy if another reader holds them;
+// its own buffers pass to its results.
 #include "array/claim.h"
 #include "runtime/cluster/network.h"
 #include "runtime/step/state.h"
@@ -17,22 +17,23 @@ static jpp_outcome_t* find_failed_arg(const jpp_runtime_t* runtime,
   return NULL;
 }
 
-// Other processes are heard meanwhile.
-static bool listen(void* user) {
+// Receives from other processes in the meantime.
+static bool progress_network(void* user) {
   jpp__network_progress(user);
   return false;
 }
 
-// What the runtime's steps make themselves is there, unless they failed: they come in
-// order.
+// Arguments that the runtime's own steps make exist already, because steps are issued in
+// order, unless a step failed.
 static void await_args(jpp_runtime_t* runtime, const jpp_step_t* step) {
-  const jpp_interrupt_t listening = {.requested = listen, .user = runtime};
+  const jpp_interrupt_t listening = {.requested = progress_network, .user = runtime};
   for (uint32_t a = 0; a < runtime->params.count; ++a) {
     jpp__array_await_issue(step->args[a], runtime->network ? &listening : NULL);
   }
 }
 
-// Under the lock. The step owns what it may delete: those handles leave their arrays.
+// Under the lock. The step owns the buffers that it may delete, so they leave their
+// arrays.
 static void take_input(const jpp_actor_t* actor, const jpp_program_input_t* input,
                        jpp_buffer_t** shards, jpp_buffer_t** out_shards) {
   for (uint32_t d = 0; d < actor->runtime->devices_per_rank; ++d) {
@@ -46,7 +47,7 @@ static jpp_buffer_t** shards_of_input(jpp_runtime_t* runtime, const jpp_step_t* 
   return step->actors[rank].inputs + (size_t)input * runtime->devices_per_rank;
 }
 
-// Under the lock: the buffers of all arguments that are where they are needed.
+// Under the lock: takes the buffers of all arguments that are where they are needed.
 static void take_inputs(jpp_runtime_t* runtime, const jpp_step_t* step, uint32_t rank) {
   const jpp_program_t* program = runtime->actors[rank].program;
   for (uint32_t i = 0; i < program->num_inputs; ++i) {
@@ -62,8 +63,8 @@ static jpp_memory_t memory_of_arg(const jpp_runtime_t* runtime, uint32_t arg) {
   return graph->values[graph->args[arg].value].type.memory;
 }
 
-// Copies an argument from the same rank or, if it is not there, from its first rank, to
-// the memory that the plan has it in.
+// Copies an argument to the memory that the plan requires, from the same rank or, if it
+// is not there, from its first rank.
 static jpp_status_t* copy_input(jpp_runtime_t* runtime, const jpp_step_t* step,
                                 uint32_t rank, uint32_t input) {
   const jpp_actor_t* actor = &runtime->actors[rank];
@@ -82,7 +83,7 @@ static jpp_status_t* copy_input(jpp_runtime_t* runtime, const jpp_step_t* step,
 
 // Under the lock: whether the step needs a copy, because the argument is on another rank
 // or in another memory, or because the step may write to it while another reader holds
-// it. No further reader can come: a donated array is already marked as deleted.
+// it. No reader can be added: a donated array is already marked as deleted.
 static bool needs_copy(const jpp_runtime_t* runtime, const jpp_step_t* step,
                        const jpp_program_input_t* input, uint32_t rank) {
   const jpp_array_t* array = step->args[input->arg];
@@ -124,7 +125,7 @@ static void clear_inputs(jpp_runtime_t* runtime, const jpp_step_t* step) {
   }
 }
 
-// Copies are made first: afterwards the first rank's buffers may have been taken.
+// Copies are made first: later, the buffers of the first rank may have been taken.
 jpp_status_t* jpp__call_open_args(jpp_runtime_t* runtime, jpp_step_t* step) {
   clear_inputs(runtime, step);
   jpp__arrays_lock();
@@ -141,7 +142,7 @@ jpp_status_t* jpp__call_open_args(jpp_runtime_t* runtime, jpp_step_t* step) {
   return NULL;
 }
 
-// The runtime's own copies of what the step only borrowed.
+// Drops the runtime's own copies of arguments that the step only borrowed.
 static void drop_copies(jpp_runtime_t* runtime, const jpp_step_t* step, uint32_t rank) {
   const jpp_program_t* program = runtime->actors[rank].program;
   for (uint32_t i = 0; i < program->num_inputs; ++i) {
@@ -187,7 +188,7 @@ void jpp__call_issued(jpp_runtime_t* runtime, jpp_step_t* step, bool success) {
   for (uint32_t a = 0; a < graph->num_args; ++a) jpp__array_end_read(step->args[a]);
 }
 
-// What depends on an argument that failed fails with the same text. Owns `status`.
+// A step that depends on a failed argument fails with the same text. Owns `status`.
 static jpp_status_t* inherit_failure(jpp_step_t* step, jpp_outcome_t* from,
                                      jpp_status_t* status) {
   jpp_status_free(status);
@@ -201,13 +202,13 @@ static void fail_call(jpp_runtime_t* runtime, jpp_step_t* step, jpp_status_t* st
   jpp__arrays_lock();
   jpp__claim_lose(&runtime->params, step->args);
   jpp_outcome_t* from = find_failed_arg(runtime, step);
-  // Steps that were under way when a process broke off fail of the same cause.
+  // Steps that were in flight when a process failed get the same cause.
   if (!from && atomic_load(&runtime->broken)) from = runtime->failed;
   if (from) {
     status = inherit_failure(step, from, status);
   } else {
     status = jpp_status_annotate(status, "step %llu", (unsigned long long)step->number);
-    // For the next call, in case no other caller is told about it before.
+    // Kept for the next call, unless it is reported to a caller before.
     before = runtime->failed;
     runtime->failed = step->outcome;
     ++step->outcome->holders;

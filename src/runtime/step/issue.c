@@ -52,9 +52,9 @@ static jpp_status_t* execute_task(jpp_actor_t* actor, const jpp_actor_instr_t* i
   for (uint32_t i = 0; i < call->num_donated; ++i) {
     destroy_register(actor, instr->operands[call->donated[i]]);
   }
-  // A failure after the call shows only in the run's results, which may be deleted before
-  // the step ends; hence an event. The ready event of a result is cheaper than the event
-  // that jpp_client_execute() can give.
+  // A failure after the call appears only in the run's results, which may be deleted
+  // before the step ends; hence an event. The ready event of a result is cheaper than the
+  // event that jpp_client_execute() can return.
   jpp_event_t** events = actor->step->events + (size_t)instr->run * devices;
   for (uint32_t d = 0; instr->num_results && d < devices; ++d) {
     JPP_RETURN_IF_ERROR(jpp_client_buffer_ready_event(actor->runtime->client,
@@ -75,8 +75,7 @@ static jpp_status_t* issue_run(jpp_actor_t* actor, const jpp_actor_instr_t* inst
 
 // --- SEND and RECV --------------------------------------------------------------------
 
-// The message owns what it holds: copies on the receiver's devices, or the register's
-// buffers themselves.
+// The message owns its buffers: copies on the receiver's devices, or the register's own.
 static jpp_status_t* fill_message(const jpp_actor_t* actor,
                                   const jpp_actor_instr_t* instr) {
   uint32_t devices = actor->runtime->devices_per_rank;
@@ -106,7 +105,7 @@ static jpp_status_t* hand_over(const jpp_actor_t* actor, const jpp_actor_instr_t
                          (unsigned long long)instr->link->sent, instr->link->plan->slots);
 }
 
-// No copy is made before there is a slot for it: receive slots bound the memory.
+// No copy is made before it has a slot: receive slots bound the memory.
 static jpp_status_t* try_send(jpp_actor_t* actor, const jpp_actor_instr_t* instr,
                               bool* out_done) {
   if (instr->link->remote) return jpp__network_send(actor, instr, out_done);
@@ -158,7 +157,7 @@ static jpp_status_t* issue_move(const jpp_actor_t* actor,
 
 // --- The end of the program -----------------------------------------------------------
 
-// Ready events of the outputs that no run's event covers.
+// Creates ready events for the outputs that no run's event covers.
 static jpp_status_t* watch_output(const jpp_actor_t* actor, uint32_t output) {
   uint32_t devices = actor->runtime->devices_per_rank;
   const jpp_program_output_t* out = &actor->program->outputs[output];
@@ -220,8 +219,8 @@ static jpp_advance_t stop_actor(jpp_actor_t* actor, uint64_t order,
   return JPP_ADVANCE_FAILED;
 }
 
-// Shows the actor's position to the processes that wait for this one.
-static void show(jpp_actor_t* actor, uint32_t at) {
+// Publishes the actor's position to the processes that wait for this one.
+static void publish_position(jpp_actor_t* actor, uint32_t at) {
   if (!actor->runtime->network) return;
   atomic_store_explicit(&actor->shown, at, memory_order_relaxed);
 }
@@ -234,7 +233,7 @@ static jpp_advance_t issue_end(jpp_actor_t* actor) {
     return stop_actor(actor, order, jpp__failure_locate_output(actor, i, status));
   }
   actor->done = true;
-  show(actor, actor->program->num_instrs);
+  publish_position(actor, actor->program->num_instrs);
   return JPP_ADVANCE_SOME;
 }
 
@@ -258,7 +257,7 @@ jpp_advance_t jpp__actor_advance(jpp_actor_t* actor) {
       if (has_run) return JPP_ADVANCE_SOME;
       has_run = true;
     }
-    show(actor, instr->source);
+    publish_position(actor, instr->source);
     jpp_status_t* status = issue_instr(actor, instr, &done);
     if (status) {
       bool run = instr->kind == JPP_INSTR_RUN;

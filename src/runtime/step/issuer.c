@@ -10,11 +10,11 @@
 #include "runtime/cluster/peer_state.h"
 #include "runtime/step/state.h"
 
-// Messages of other processes arrive soon: a hop costs tens of microseconds. If processes
-// share cores, however, spinning takes a core from a process that has work.
+// Messages of other processes usually arrive soon: a hop takes tens of microseconds. If
+// processes share cores, however, spinning takes a core from a process that has work.
 enum { kNetworkYields = 200 };
 
-// Visits each actor that is not done once; whether one of them advanced.
+// Visits each unfinished actor once; returns whether one of them advanced.
 static bool issue_round(jpp_runtime_t* runtime, bool* out_all_done) {
   bool some = false;
   *out_all_done = true;
@@ -30,9 +30,9 @@ static bool issue_round(jpp_runtime_t* runtime, bool* out_all_done) {
   return some;
 }
 
-// An actor whose wait for another process exceeds its limit; NULL: none. Only the time
-// counts during which this process was idle and all processes were in the step, because
-// its own work may be what the others wait for.
+// An actor whose wait for another process exceeds its limit, or NULL. Only time during
+// which this process was idle and all processes were in the step counts, because the
+// others may be waiting for this process.
 static const jpp_actor_t* find_late(jpp_runtime_t* runtime, int64_t quiet_since,
                                     int64_t now) {
   jpp_deadline_t* deadline = &runtime->deadline;
@@ -50,7 +50,7 @@ static const jpp_actor_t* find_late(jpp_runtime_t* runtime, int64_t quiet_since,
   return NULL;
 }
 
-// After a round in which nothing was issued and nothing arrived.
+// Called after a round in which nothing was issued and nothing arrived.
 static const jpp_actor_t* wait_for_network(jpp_runtime_t* runtime, int64_t quiet_since,
                                            uint32_t idle_rounds) {
   const jpp_actor_t* late = NULL;

@@ -1,6 +1,6 @@
-// A debugging mode that stops at the first NaN or infinity: every run is awaited and its
-// floating results are read. The first run that has one is its origin, unless the step's
-// own arguments had one; among its results, the one whose op comes first is reported.
+// A debugging mode that stops at the first NaN or infinity: it awaits every run and reads
+// its floating-point results. The first run with a NaN is its origin, unless the step's
+// arguments had one; of the run's results, the one whose op comes first is reported.
 #include "runtime/step/nans.h"
 
 #include <stdio.h>
@@ -14,7 +14,8 @@ void jpp_runtime_set_checks(jpp_runtime_t* runtime, bool nans, bool infs) {
   atomic_store(&runtime->checks_wanted, what);
 }
 
-// The op of the task that makes the value; num_ops: none, the task passes it on.
+// The index of the task's op that makes the value; num_ops if the task only passes the
+// value on.
 static uint32_t maker_of(const jpp_staged_t* staged, const jpp_task_t* task,
                          uint32_t value) {
   uint32_t i = 0;
@@ -25,8 +26,8 @@ static uint32_t maker_of(const jpp_staged_t* staged, const jpp_task_t* task,
   return i;
 }
 
-// The op itself or, if the planner made it (sums over microbatches), the latest op behind
-// it that the user wrote.
+// The op itself or, if the planner made it (sums over microbatches), the latest op that
+// the user wrote and on which it depends.
 static const jpp_op_t* written_op(const jpp_staged_t* staged, const jpp_task_t* task,
                                   uint32_t maker) {
   const jpp_op_t* op = &staged->ops[task->ops[maker]];
@@ -58,7 +59,7 @@ typedef struct result_ref {
   const jpp_actor_instr_t* instr;
   uint32_t result, device;
   jpp_buffer_shape_t shape;
-  uint32_t value, maker;  // the op that makes it, as maker_of() has it
+  uint32_t value, maker;  // the op that makes it, from maker_of()
 } result_ref_t;
 
 static const jpp_task_t* task_of(const result_ref_t* ref) {

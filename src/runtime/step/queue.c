@@ -6,7 +6,7 @@
 #include "runtime/cluster/network.h"
 #include "runtime/step/state.h"
 
-// While there is nothing to issue, until the network is looked at again.
+// How often an idle issuing thread drives the network.
 enum { kBriefNanoseconds = 300000 };
 
 static jpp_step_t* slot_of(jpp_queue_t* queue, uint64_t number) {
@@ -15,8 +15,9 @@ static jpp_step_t* slot_of(jpp_queue_t* queue, uint64_t number) {
 
 // --- Threads --------------------------------------------------------------------------
 
-// Other processes may need this one while it has nothing to issue: their messages, and
-// what is left of its own. While its devices still work on a step, it hears of failures.
+// While this process has nothing to issue, it still receives messages of other processes,
+// and sends its remaining ones. While its devices work on a step, it also checks for
+// failures.
 static void await_submission(jpp_runtime_t* runtime) {
   jpp_queue_t* queue = &runtime->queue;
   if (!runtime->network) {
@@ -32,7 +33,7 @@ static void await_submission(jpp_runtime_t* runtime) {
   if (!some && idle) jpp__wait_for(&queue->changed, &queue->mutex, kBriefNanoseconds);
 }
 
-// Takes one step after the other: to issue it, or to finish what is issued.
+// Takes one step after the other, and issues or finishes it.
 static void follow_steps(jpp_runtime_t* runtime, bool finishes) {
   jpp_queue_t* queue = &runtime->queue;
   uint64_t* done = finishes ? &queue->finished : &queue->issued;

@@ -11,7 +11,11 @@
 #include "runtime/observe/recorder.h"
 #include "runtime/step/state.h"
 
-enum { kWarmUpMs = 60000, kStallMs = 600000, kStepMs = 60000 };  // with other processes
+enum {
+  kWarmUpMs = 60000,
+  kStallMs = 600000,
+  kStepMs = 60000
+};  // used with other processes
 
 // --- Create ---------------------------------------------------------------------------
 
@@ -43,7 +47,7 @@ static jpp_status_t* check_runtime_options(const jpp_runtime_options_t* options)
   return NULL;
 }
 
-// Names the first value in a memory that the devices lack.
+// Reports the first value in a memory that the devices lack.
 static jpp_status_t* check_memories(const jpp_runtime_options_t* options) {
   const jpp_graph_t* graph = options->plan->staged->graph;
   for (uint32_t v = 0; v < graph->num_values; ++v) {
@@ -124,7 +128,8 @@ static jpp_status_t* resolve_calls(jpp_runtime_t* runtime,
   return NULL;
 }
 
-// Called on the thread that resets or closes the channel: the issuing one, or destroy's.
+// Called on the thread that resets or closes the channel: the issuing thread, or the one
+// that destroys the runtime.
 static void release_message(void* user, void* buffer) {
   jpp_client_buffer_destroy(user, buffer);
 }
@@ -301,7 +306,8 @@ jpp_status_t* jpp_runtime_create(const jpp_runtime_options_t* options,
   jpp__queue_init(&runtime->queue);
   status = create_runtime(runtime, &full);
   if (status) {
-    jpp__runtime_break(runtime, status);  // others that wait for this one hear why
+    jpp__runtime_break(runtime,
+                       status);  // tells others that wait for this process the reason
     jpp_runtime_destroy(runtime);
     return status;
   }
@@ -360,8 +366,8 @@ static void destroy_constants(jpp_actor_t* actor) {
   }
 }
 
-// Logs a failure that no caller has been told about.
-static void tell_of_failure(jpp_runtime_t* runtime) {
+// Logs a failure that was not reported to any caller.
+static void log_failure(jpp_runtime_t* runtime) {
   const jpp_outcome_t* failed = runtime->failed;
   if (failed && !failed->told) {
     JPP_LOG(JPP_LOG_ERROR, "a step failed and no caller waited for it: %s",
@@ -373,12 +379,12 @@ static void tell_of_failure(jpp_runtime_t* runtime) {
 void jpp_runtime_destroy(jpp_runtime_t* runtime) {
   if (!runtime) return;
   jpp_status_t* forked = jpp_process_check();
-  if (forked) {  // its threads and locks are the parent's
+  if (forked) {  // its threads and locks exist only in the parent
     jpp_status_free(forked);
     return;
   }
   jpp__queue_stop(runtime);
-  tell_of_failure(runtime);
+  log_failure(runtime);
   for (uint32_t r = 0; runtime->actors && r < runtime->plan->ranks; ++r) {
     destroy_constants(&runtime->actors[r]);
   }

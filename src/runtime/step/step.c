@@ -7,7 +7,7 @@
 #include "runtime/step/failure.h"
 #include "runtime/step/state.h"
 
-// The time that devices have to end their work once the job has failed.
+// How long devices may take to finish their work once the job has failed.
 enum { kMostGraceMs = 5000 };
 
 // The failure that was issued first: work that depends on it fails later, with its
@@ -43,7 +43,7 @@ bool jpp__step_is_halted(const jpp_runtime_t* runtime, const jpp_step_t* step) {
 }
 
 static void begin_actor(jpp_actor_t* actor, jpp_actor_step_t* step, uint64_t number) {
-  // Keeps the record of how far the rank was when the job failed.
+  // Keeps the record of the rank's position when the job failed.
   bool broken = atomic_load(&actor->runtime->broken);
   if (actor->flight && !broken) jpp__flight_begin(actor->flight, number);
   actor->step = step;
@@ -88,14 +88,14 @@ static jpp_status_t* cancelled_error(void) {
   return jpp_status_make(JPP_CANCELLED, "the step was cancelled while it ran");
 }
 
-// Issues the step. Returns why it was not issued completely, unless an actor has the
-// error.
+// Issues the step. Returns the reason why it was not issued completely, unless an actor
+// has the error.
 static jpp_status_t* issue_all(jpp_runtime_t* runtime, jpp_step_t* step) {
   const jpp_actor_t* late = jpp__issuer_run(runtime);
   if (step->halt == JPP_HALT_STUCK) return jpp__failure_stuck(runtime);
   if (late || step->halt == JPP_HALT_STALLED) {
     jpp_status_t* status = late ? jpp__failure_late(late) : jpp__failure_stalled(runtime);
-    // Done before the issued work ends, because that may hang.
+    // Comes before the wait for issued work, which may hang.
     jpp__runtime_break(runtime, status);
     return status;
   }
@@ -127,8 +127,8 @@ static void forget_register(jpp_actor_t* actor, uint32_t reg) {
   for (size_t d = 0; d < devices; ++d) actor->regs[reg * devices + d] = NULL;
 }
 
-// Destroys what the registers still hold, except what the step does not own. Work that is
-// issued still finishes.
+// Destroys the buffers that are left in registers, except those that the step does not
+// own. Work that was issued still finishes.
 static void clear_registers(jpp_actor_t* actor) {
   const jpp_program_t* program = actor->program;
   for (uint32_t i = 0; i < program->num_inputs; ++i) {
@@ -157,7 +157,7 @@ static void drop_outputs(jpp_runtime_t* runtime, const jpp_step_t* step) {
   }
 }
 
-// Leaves registers and channels as they were before the step.
+// Restores registers and channels to their state before the step.
 static void end_issue(jpp_runtime_t* runtime, jpp_step_t* step) {
   bool success = !step->failure && is_all_issued(runtime);
   for (uint32_t r = 0; r < runtime->plan->ranks; ++r) {
@@ -272,7 +272,8 @@ typedef struct cancellation {
   const jpp_step_t* step;
 } cancellation_t;
 
-// Devices finish their work soon unless they hang, which may be why the job failed.
+// Devices finish their work soon unless they hang, which may be the reason why the job
+// failed.
 static bool is_hopeless(const jpp_runtime_t* runtime) {
   int64_t failed_at = atomic_load_explicit(&runtime->failed_at, memory_order_relaxed);
   uint32_t grace_ms = runtime->step_timeout_ms;
@@ -289,14 +290,15 @@ static bool cancel_requested(void* user) {
 
 static bool are_ready(const jpp_runtime_t* runtime, jpp_event_t** events, size_t count,
                       const jpp_interrupt_t* interrupt) {
-  // Waits for the last one first: when it is done, the others usually are.
+  // Waits for the last event first: when it is ready, the others usually are.
   while (count-- > 0) {
     if (!jpp__wait_event(runtime->client, events[count], interrupt)) return false;
   }
   return true;
 }
 
-// Waits until all events of the step are ready; false: it was cancelled, or is hopeless.
+// Waits until all events of the step are ready; false if it was cancelled, or if its
+// devices seem to hang.
 static bool await_readiness(const jpp_runtime_t* runtime, const jpp_step_t* step) {
   cancellation_t cancellation = {.runtime = runtime, .step = step};
   jpp_interrupt_t interrupt = {.requested = cancel_requested, .user = &cancellation};
@@ -321,8 +323,8 @@ static void drop_events(const jpp_runtime_t* runtime, jpp_event_t** events,
   }
 }
 
-// Drops the events of a cancelled or hopeless step without waiting for them. Returns the
-// first failure while it was issued, if any; nothing more is known of its outcome.
+// Drops the events of a cancelled or hanging step without waiting for them. Returns the
+// first failure during its issue, if any; its further outcome is unknown.
 static jpp_status_t* abandon(const jpp_runtime_t* runtime, jpp_step_t* step) {
   first_failure_t first = {0};
   size_t devices = runtime->devices_per_rank;
@@ -338,7 +340,7 @@ static jpp_status_t* abandon(const jpp_runtime_t* runtime, jpp_step_t* step) {
 
 // --- Finish ---------------------------------------------------------------------------
 
-// Owns both and returns the first, which says more.
+// Owns both and returns the first, which has more information.
 static jpp_status_t* either(jpp_status_t* first, jpp_status_t* second) {
   if (!first) return second;
   jpp_status_free(second);

@@ -1,4 +1,4 @@
-// What the plan of a runtime wants of an argument.
+// Describes what the plan of a runtime requires of an argument.
 #include <stdio.h>
 
 #include "base/alloc.h"
@@ -8,7 +8,7 @@
 // The lists of a jpp_wanted_t.
 typedef struct wanted_lists {
   uint32_t* ranks;  // [ranks of the plan]
-  bool* is_local;   // likewise
+  bool* is_local;   // [ranks of the plan]
   int64_t* blocks;  // [devices_per_rank][ndim][2]
   char name[256];
 } wanted_lists_t;

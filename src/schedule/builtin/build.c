@@ -174,7 +174,8 @@ void jpp__row_join(jpp_row_writer_t* writer) {
   writer->tasks[writer->count - 1].joins_next = true;
 }
 
-// The names of the schedules; with `fusing`, of those that can fuse. "a, b<last>c".
+// Joins the names of the schedules, or with `fusing` of those that can fuse, as "a,
+// b<last>c".
 static jpp_status_t* join_names(bool fusing, const char* last, char** out_text) {
   *out_text = NULL;
   jpp_str_t str = {0};

@@ -2,18 +2,17 @@
 // (Narayanan et al. 2021, "Efficient Large-Scale Language Model Training", arXiv
 // 2104.04473).
 //
-// Microbatches go in groups; a rank takes one group through its stages in turn before the
-// next group starts. With M microbatches there are max(1, M / P) groups. Where they
-// divide M, rows are the reference's. Where they do not (the reference fails there),
-// sizes differ by one, larger groups first: no group is smaller than P, so no group
-// drains the pipeline, and the warmup, counted with the largest group, covers every
-// group.
+// Microbatches form groups; a rank takes one group through its stages in turn before the
+// next group starts. With M microbatches there are max(1, M / P) groups. If they divide
+// M, rows equal those of the reference. If they do not (the reference fails there), sizes
+// differ by one, larger groups first: no group is smaller than P, so no group drains the
+// pipeline, and the warmup, computed for the largest group, covers every group.
 #include "base/str.h"
 #include "schedule/builtin/builder.h"
 
 typedef struct grouping {
   uint32_t small;         // microbatches in a group of the smaller size
-  uint64_t large_groups;  // the first so many groups have one more
+  uint64_t large_groups;  // the number of groups that have one more
 } grouping_t;
 
 static grouping_t group_microbatches(const jpp_schedule_params_t* params) {
@@ -23,7 +22,8 @@ static grouping_t group_microbatches(const jpp_schedule_params_t* params) {
                       .large_groups = params->microbatches % groups};
 }
 
-// Which of a rank's v stages the k-th forward (or backward, from the last) belongs to.
+// Which of a rank's v stages the k-th forward belongs to; for backwards, counted from the
+// last stage.
 static uint32_t stage_turn(const grouping_t* grouping, uint32_t v, uint64_t k) {
   uint64_t large = (uint64_t)grouping->small + 1;
   uint64_t in_large_groups = grouping->large_groups * large * v;
@@ -85,7 +85,7 @@ static void one_f_one_b_row(const jpp_schedule_params_t* params, uint32_t rank,
   write_row(params, rank, &row, writer);
 }
 
-// One more forward ahead, so that a transfer hides behind it.
+// Issues one more forward ahead, which hides a transfer.
 static void kimi_k2_row(const jpp_schedule_params_t* params, uint32_t rank,
                         jpp_row_writer_t* writer) {
   interleaved_row_t row = plan_row(params, rank, 1);
@@ -113,7 +113,8 @@ static void zero_bubble_row(const jpp_schedule_params_t* params, uint32_t rank,
   write_row(params, rank, &row, writer);
 }
 
-// The activations that rank 0, which keeps the most, keeps under interleaved 1F1B.
+// The number of activations that rank 0, which keeps the most, keeps under interleaved
+// 1F1B.
 static uint32_t zero_bubble_limit(const jpp_schedule_params_t* params) {
   return (uint32_t)plan_row(params, 0, 1).warmup;
 }

@@ -1,6 +1,6 @@
 // GPipe (Huang et al. 2019, arXiv 1811.06965), 1F1B (PipeDream-Flush, Narayanan et al.
 // 2021, arXiv 2006.09503), eager 1F1B (Zhuang et al. 2022, arXiv 2211.05322), ZB-H1 and
-// ZB-H2 (Qi et al. 2023, arXiv 2401.10241): one stage a rank, written step by step.
+// ZB-H2 (Qi et al. 2023, arXiv 2401.10241): one stage per rank, written step by step.
 #include "base/str.h"
 #include "schedule/builtin/builder.h"
 
@@ -77,14 +77,14 @@ static void eager_1f1b_row(const jpp_schedule_params_t* params, uint32_t rank,
   write_1f1b(params, rank, true, writer);
 }
 
-// Room for a start of 2 * stages steps, 2 * rank alternations and three tasks a
+// Room for a start of 2 * stages steps, 2 * rank alternations and three tasks per
 // microbatch.
 static uint64_t zb_h1_capacity(const jpp_schedule_params_t* params) {
   return 3 * (uint64_t)params->microbatches + 4 * (uint64_t)params->stages;
 }
 
 // With at least as many microbatches as stages, a row is 3M + S - 1 steps long. With
-// fewer, which the reference refuses, kinds that are used up are skipped.
+// fewer, which the reference refuses, kinds whose microbatches are used up are skipped.
 static void zb_h1_row(const jpp_schedule_params_t* params, uint32_t rank,
                       jpp_row_writer_t* writer) {
   static const jpp_task_kind_t kRotation[] = {JPP_TASK_BWD_I, JPP_TASK_BWD_W,

@@ -1,12 +1,13 @@
 // Schedules with stages in a V: rank r of P holds stage r ("down") and stage 2P-1-r
 // ("up").
 //
-// ZB-V is of Qi et al. 2023 (arXiv 2401.10241, section 6). V-Half, V-Min and 1F1B in V
-// placement are of Qi et al. 2024, "Pipeline Parallelism with Controllable Memory" (arXiv
-// 2405.15362). That paper repeats a building block every 6 units of time (two stages with
-// F = B = W = 1), in which each pass moves from rank to rank by a fixed offset; how long
-// activations live in the block is the peak. We take the order of forwards and input
-// gradients from the block and let weights.c put the weight gradients in.
+// ZB-V is from Qi et al. 2023 (arXiv 2401.10241, section 6). V-Half, V-Min and 1F1B in V
+// placement are from Qi et al. 2024, "Pipeline Parallelism with Controllable Memory"
+// (arXiv 2405.15362). That paper repeats a building block every 6 units of time (two
+// stages with F = B = W = 1), in which each pass moves from rank to rank by a fixed
+// offset; the lifetime of activations in the block gives the peak. We take the order of
+// forwards and input gradients from the block and let weights.c insert the weight
+// gradients.
 #include "base/str.h"
 #include "schedule/builtin/builder.h"
 
@@ -62,8 +63,8 @@ static void zb_v_row(const jpp_schedule_params_t* params, uint32_t rank,
   write_v(params, rank, JPP_TASK_BWD_I, writer);
 }
 
-// 1F1B in V placement: the same order with whole backwards. The peak is ZB-V's, P; the
-// paper's building block for it keeps about 2P / 3 with a larger bubble.
+// 1F1B in V placement: the same order with whole backwards. The peak is that of ZB-V, P;
+// the paper's building block for it keeps about 2P / 3, with a larger bubble.
 static void v_1f1b_row(const jpp_schedule_params_t* params, uint32_t rank,
                        jpp_row_writer_t* writer) {
   write_v(params, rank, JPP_TASK_BWD, writer);
@@ -77,11 +78,13 @@ static uint32_t zb_v_limit(const jpp_schedule_params_t* params) {
 
 enum { kInterval = 6 };
 
-// The four passes of a microbatch: F down, F up, I up, I down. Each begins where the one
-// before ended; F down and I up go from rank 0 to P-1, the others back.
+// The four passes of a microbatch: F down, F up, I up, I down. Each begins where the
+// previous one ended; F down and I up go from rank 0 to P-1, the other two from P-1 to 0.
 typedef struct block {
-  uint32_t step[4];   // from one rank to the next
-  uint32_t pause[4];  // before the pass, so that no rank has two tasks at once
+  // Time from one rank to the next.
+  uint32_t step[4];
+  // Time before each pass, chosen so that no rank has two tasks at once.
+  uint32_t pause[4];
 } block_t;
 
 // When the rank runs each pass of microbatch 0.
@@ -107,8 +110,8 @@ static bool block_fits(const block_t* block, uint32_t ranks) {
   return true;
 }
 
-// The least pauses with which passes do not collide. 6^3 blocks, and ranks repeat
-// after 6.
+// The shortest pauses with which passes do not collide: there are 6^3 candidates, and the
+// pattern of ranks repeats after 6.
 static block_t block_place(const uint32_t step[4], uint32_t ranks) {
   block_t best = {{step[0], step[1], step[2], step[3]}, {0}};
   uint32_t best_sum = UINT32_MAX;
@@ -144,8 +147,8 @@ static void block_row(const jpp_schedule_params_t* params, uint32_t rank,
   }
 }
 
-// Activations of both stages live 6P units on the first and on the last rank: P / 2
-// microbatches, and one for the ends.
+// Activations of both stages live for 6P units on the first and on the last rank: P / 2
+// microbatches, plus one for the ends.
 static void v_half_row(const jpp_schedule_params_t* params, uint32_t rank,
                        jpp_row_writer_t* writer) {
   static const uint32_t kSteps[] = {2, 1, 2, 1};
@@ -156,7 +159,7 @@ static uint32_t v_half_limit(const jpp_schedule_params_t* params) {
   return params->ranks + 2;
 }
 
-// 4P units: P / 3 microbatches, and one for the ends.
+// Activations live for 4P units: P / 3 microbatches, plus one for the ends.
 static void v_min_row(const jpp_schedule_params_t* params, uint32_t rank,
                       jpp_row_writer_t* writer) {
   static const uint32_t kSteps[] = {1, 1, 1, 1};

@@ -1,17 +1,18 @@
-// Puts weight gradients where ranks would wait, which turns an order of forwards and
+// Inserts weight gradients where ranks would wait, which turns an order of forwards and
 // input gradients into a zero-bubble schedule (Qi et al. 2023, arXiv 2401.10241).
 //
 // All tasks take one step here, as in the papers' figures. Each step, a rank runs the
-// next forward or input gradient of its row if what it needs is there and a forward finds
-// room; else the oldest weight gradient that is due; else it waits. A rank without room
-// has run its weight gradients, so a limit that fits the row itself never stops it.
+// next forward or input gradient of its row if its inputs exist and, for a forward, there
+// is room; else the oldest pending weight gradient; else it waits. A rank without room
+// has run its weight gradients already, so a limit that the row itself fits never blocks
+// it.
 #include "schedule/builtin/builder.h"
 
 typedef struct rank_state {
   const jpp_schedule_row_t* row;
-  uint32_t next;         // entry of the row
-  uint32_t next_weight;  // entry: the first BWD_I at or after it has no BWD_W yet
-  uint32_t kept;         // stage activations
+  uint32_t next;         // next entry of the row
+  uint32_t next_weight;  // no BWD_I before this entry lacks its BWD_W
+  uint32_t kept;         // number of stage activations
   jpp_schedule_task_t* tasks;
   uint32_t count;
 } rank_state_t;
@@ -19,7 +20,7 @@ typedef struct rank_state {
 typedef struct filler {
   const jpp_schedule_t* schedule;
   uint32_t limit;
-  uint32_t step;      // from 1
+  uint32_t step;      // current step, from 1
   uint32_t* forward;  // [stages][microbatches]: the step at which it ran; 0: not yet
   uint32_t* input;
   rank_state_t* ranks;
@@ -65,7 +66,7 @@ static bool run_weight(rank_state_t* rank) {
   return true;
 }
 
-// Whether the rank ran a task.
+// Runs the rank's next task; returns whether it ran one.
 static bool step_rank(filler_t* filler, rank_state_t* rank) {
   if (rank->next < rank->row->count) {
     const jpp_schedule_task_t* task = &rank->row->tasks[rank->next];
@@ -78,7 +79,8 @@ static bool step_rank(filler_t* filler, rank_state_t* rank) {
   return run_weight(rank);
 }
 
-// The activations of a row whose weight gradients directly follow their input gradients.
+// The peak activations of a row if its weight gradients directly follow their input
+// gradients.
 static uint32_t row_need(const jpp_schedule_row_t* row) {
   uint32_t kept = 0, need = 0;
   for (uint32_t i = 0; i < row->count; ++i) {

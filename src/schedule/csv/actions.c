@@ -6,7 +6,7 @@
 
 #include "schedule/channels.h"
 
-// What has been done for (stage, microbatch), as bits.
+// What has run for (stage, microbatch), as bits.
 enum {
   kComputedF = 1 << 0,
   kComputedB = 1 << 1,
@@ -20,10 +20,10 @@ enum {
 
 // The state of a stage's weights after the actions so far.
 typedef enum weights_state {
-  WEIGHTS_UNSAID,  // no such action yet: they are assumed to be here
+  WEIGHTS_UNSAID,  // no such action yet: the weights are assumed to be there
   WEIGHTS_UNSHARDED,
   WEIGHTS_RESHARDED,
-  WEIGHTS_REDUCED,  // the gradients are
+  WEIGHTS_REDUCED,  // the gradients were reduced
 } weights_state_t;
 
 typedef struct prover {
@@ -57,14 +57,16 @@ bool jpp__action_is_forward(const jpp_action_t* action) {
                    action->kind == JPP_ACTION_WAIT_SEND_F;
 }
 
-// The rank that needs the result of the action's stage; the stage's own if no other does.
+// The rank that needs the result of the action's stage; the stage's own rank if no other
+// does.
 static uint32_t receiver_of(const prover_t* p, const jpp_action_t* action) {
   bool forward = jpp__action_is_forward(action);
   return p->schedule
       ->stage_rank[jpp__schedule_next_stage(p->schedule, action->stage, forward)];
 }
 
-// The rank that makes the input of the action's stage; the stage's own if no other does.
+// The rank that makes the input of the action's stage; the stage's own rank if no other
+// does.
 static uint32_t sender_of(const prover_t* p, const jpp_action_t* action) {
   bool forward = jpp__action_is_forward(action);
   return p->schedule

@@ -8,7 +8,7 @@
 #include "jaxpp/schedule.h"
 
 typedef enum jpp_action_kind {
-  JPP_ACTION_COMPUTE,  // `task` says which
+  JPP_ACTION_COMPUTE,  // `task` has the kind
   JPP_ACTION_SEND_F,
   JPP_ACTION_SEND_B,
   JPP_ACTION_RECV_F,
@@ -27,13 +27,13 @@ typedef struct jpp_action {
   bool joins_next;
   uint32_t stage;
   uint32_t microbatch;
-  uint32_t cell;  // of the line, from 1
+  uint32_t cell;  // number in its line, from 1
 } jpp_action_t;
 
 typedef struct jpp_action_list {
   const jpp_action_t* actions;
   uint32_t count;
-  uint32_t line;  // of the file, from 1
+  uint32_t line;  // number in the file, from 1
 } jpp_action_list_t;
 
 typedef struct jpp_actions {
@@ -54,7 +54,7 @@ static inline bool jpp__action_is_recv(const jpp_action_t* action) {
 bool jpp__action_is_forward(const jpp_action_t* action);
 
 enum { JPP_ACTION_NAME_SIZE = 48 };
-// "3F1", "0SEND_F3", "2UNSHARD"; returns `buffer`.
+// Writes "3F1", "0SEND_F3" or "2UNSHARD"; returns `buffer`.
 const char* jpp__action_name(const jpp_action_t* action,
                              char buffer[JPP_ACTION_NAME_SIZE]);
 
@@ -72,8 +72,8 @@ jpp_status_t* jpp__actions_fail(const jpp_actions_t* actions, uint32_t rank,
                                 const jpp_action_t* action, const char* why) JPP_MUST_USE;
 
 // The part of jpp__actions_verify() that checks all ranks together, for lists in which
-// every SEND has its RECV: channels deliver in order, no rank waits for ever, and the
-// least number of slots with which that holds.
+// every SEND has its RECV: that channels deliver in order and no rank waits for ever, and
+// the least number of slots for which this holds.
 jpp_status_t* jpp__actions_run(const jpp_actions_t* actions, jpp_arena_t* scratch,
                                uint32_t* out_slots) JPP_MUST_USE;
 

@@ -1,10 +1,10 @@
-// Runs all ranks of a schedule with communication together: finds deadlocks, and the
+// Runs all ranks of a schedule with communication together, which finds deadlocks and the
 // number of slots that a channel needs.
 //
-// A SEND puts its message into one of the channel's slots and waits for a free one; a
-// RECV is only posted, and takes the oldest message out of its slot once there is one. A
-// computation waits for its message; a pair waits for the messages of both halves and
-// starts when both may. A WAIT_SEND waits until the message has left its slot.
+// A SEND waits for a free slot of the channel and puts its message there; a RECV is only
+// posted, and takes the oldest message out of its slot once there is one. A computation
+// waits for its message; a pair waits for the messages of both halves and starts when
+// both may. A WAIT_SEND waits until the message has left its slot.
 #include "base/str.h"
 #include "schedule/channels.h"
 #include "schedule/csv/actions.h"
@@ -12,23 +12,24 @@
 
 enum { kLongestListing = 9 };  // longer cycles are cut
 
-// RECVs are in the order of the SENDs, so the counts of both are all there is to know of
-// a channel.
+// RECVs are in the order of the SENDs, so two counts describe the state of a channel.
 typedef struct runner {
   const jpp_actions_t* actions;
   const jpp_schedule_t* schedule;
   jpp_schedule_channels_t channels;
   uint32_t slots;
-  uint32_t* sent;    // [channels]
-  uint32_t* posted;  // [channels]
-  uint32_t* number;  // [2][stages][microbatches]: of a message on its channel, by sender
+  uint32_t* sent;    // [channels] SENDs that ran
+  uint32_t* posted;  // [channels] RECVs that ran
+  // [2][stages][microbatches] the number of a message in its channel, in the sender's
+  // order.
+  uint32_t* number;
   jpp_dry_run_t dry;
-  bool* seen;  // [ranks] by find_cycle()
+  bool* seen;  // [ranks] used by find_cycle()
 } runner_t;
 
 // The result of one stage's forward or backward for one microbatch.
 typedef struct message {
-  uint32_t stage;  // that sends it
+  uint32_t stage;  // of the sender
   uint32_t microbatch;
   bool forward;
 } message_t;
@@ -73,8 +74,8 @@ static bool lacks_message(const runner_t* run, uint32_t rank,
   return run->sent[channel_of(run, message)] <= *number_of(run, message);
 }
 
-// The rank's next action, or the first one of the pair that begins there, if it has to
-// wait; NULL if none has to.
+// The action that blocks the rank: its next action, or one of the pair that begins there;
+// NULL if the rank can continue.
 static const jpp_action_t* find_waiting(const runner_t* run, uint32_t rank) {
   const jpp_action_t* action = &run->actions->lists[rank].actions[run->dry.done[rank]];
   message_t message = message_of(run, action);
@@ -98,7 +99,7 @@ static const jpp_action_t* find_waiting(const runner_t* run, uint32_t rank) {
   }
 }
 
-// Runs the rank's next action, which need not wait.
+// Runs the rank's next action, which is not blocked.
 static void take_next(runner_t* run, uint32_t rank) {
   const jpp_action_t* action = &run->actions->lists[rank].actions[run->dry.done[rank]];
   message_t message = message_of(run, action);
@@ -120,7 +121,8 @@ static bool is_done(const runner_t* run, uint32_t rank) {
   return run->dry.done[rank] == run->actions->lists[rank].count;
 }
 
-// Runs all ranks as far as possible. Returns one that is not done; JPP_NONE when all are.
+// Runs all ranks as far as possible. Returns a rank that is not done; JPP_NONE when all
+// are.
 static uint32_t run_with(runner_t* run, uint32_t slots) {
   uint32_t ranks = run->schedule->ranks;
   run->slots = slots;
@@ -137,7 +139,7 @@ static uint32_t run_with(runner_t* run, uint32_t slots) {
 
 // --- Ranks that wait for each other ---------------------------------------------------
 
-// The other rank's action that ends a wait: the SEND of the message, or its RECV.
+// The action of the other rank that ends a wait: the SEND of the message, or its RECV.
 static const jpp_action_t* find_end(const runner_t* run, uint32_t rank, message_t message,
                                     bool send) {
   const jpp_action_list_t* list = &run->actions->lists[rank];
@@ -151,8 +153,8 @@ static const jpp_action_t* find_end(const runner_t* run, uint32_t rank, message_
   return NULL;
 }
 
-// The rank that `rank` waits for. With slots for all messages no SEND waits, so a rank
-// waits for a message, or for its own to leave.
+// The rank that `rank` waits for. With a slot for every message no SEND waits, so a rank
+// waits for a message, or for its own message to leave.
 static uint32_t waits_for(const runner_t* run, uint32_t rank) {
   const jpp_action_t* action = find_waiting(run, rank);
   message_t message = message_of(run, action);
@@ -212,8 +214,8 @@ static jpp_status_t* deadlock_error(runner_t* run, uint32_t stuck) {
 
 // --- Slots ----------------------------------------------------------------------------
 
-// With slots for all messages of a channel no SEND waits, so no more are ever needed. A
-// rank that can run with some number of slots can run with more, so binary search finds
+// With slots for all messages of a channel no SEND waits, so more slots are never needed.
+// Ranks that can run with some number of slots can run with more, so binary search finds
 // the least number.
 static jpp_status_t* find_least_slots(runner_t* run, uint32_t most, uint32_t* out_slots) {
   uint32_t stuck = run_with(run, most);
@@ -231,8 +233,8 @@ static jpp_status_t* find_least_slots(runner_t* run, uint32_t most, uint32_t* ou
   return NULL;
 }
 
-// Checks that the n-th SEND of every channel is of message n. `out_most`: the messages of
-// the busiest channel, at least 1.
+// Checks that the n-th SEND of every channel sends message n. `out_most`: the number of
+// messages of the busiest channel, at least 1.
 static jpp_status_t* check_send_order(runner_t* run, uint32_t* out_most) {
   *out_most = 1;
   for (uint32_t r = 0; r < run->schedule->ranks; ++r) {
@@ -260,15 +262,15 @@ jpp_status_t* jpp__actions_run(const jpp_actions_t* actions, jpp_arena_t* scratc
   const jpp_schedule_t* schedule = actions->schedule;
   runner_t run = {.actions = actions, .schedule = schedule};
   size_t pairs = (size_t)schedule->stages * schedule->microbatches;
-  uint32_t most = 0;  // messages of the busiest channel
+  uint32_t most = 0;  // number of messages of the busiest channel
   JPP_RETURN_IF_ERROR(jpp__schedule_channels_create(schedule, scratch, &run.channels));
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(scratch, run.channels.count, &run.sent));
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(scratch, run.channels.count, &run.posted));
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(scratch, 2 * pairs, &run.number));
   JPP_RETURN_IF_ERROR(jpp__dry_run_create(schedule->ranks, scratch, &run.dry));
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(scratch, schedule->ranks, &run.seen));
-  // The messages of each channel are numbered in the order of the receiver's RECVs, in
-  // which it takes them out.
+  // The messages of each channel are numbered in the order in which the receiver's RECVs
+  // take them out.
   for (uint32_t r = 0; r < schedule->ranks; ++r) {
     const jpp_action_list_t* list = &actions->lists[r];
     for (uint32_t i = 0; i < list->count; ++i) {

@@ -1,5 +1,5 @@
-// Writes a schedule as CSV, and places its communication: a SEND right behind the task
-// that makes a result, a RECV right before the task that needs it, in the order of the
+// Writes a schedule as CSV, and places its communication: each SEND right after the task
+// that makes a result, each RECV right before the task that needs it, in the order of the
 // sender's list.
 #include "base/null.h"
 #include "jaxpp/schedule_csv.h"
@@ -11,11 +11,11 @@
 
 typedef JPP_VEC(jpp_action_t) action_vec_t;
 
-// The messages that a rank gets from another one, in the order of the sender's list.
+// The messages that a rank receives from another one, in the order of the sender's list.
 typedef struct inbox {
   uint32_t sender;
   action_vec_t messages;  // the RECVs
-  size_t posted;          // how many of them are in the rank's list already
+  size_t posted;          // number of these that are in the rank's list already
 } inbox_t;
 
 typedef JPP_VEC(inbox_t) inbox_vec_t;
@@ -25,7 +25,8 @@ typedef struct placer {
   const jpp_schedule_t* schedule;
   uint32_t rank;
   inbox_vec_t inboxes;
-  uint8_t* received[2];  // [stages][microbatches]: the RECV of the forward, the backward
+  uint8_t* received[2];  // [stages][microbatches] whether the RECV of the forward, or
+                         // backward, is placed
   action_vec_t actions;
   uint32_t cells;  // cells of the rank's line so far
 } placer_t;
@@ -62,7 +63,8 @@ static jpp_status_t* place_action(placer_t* placer, jpp_action_t action) {
   return JPP_VEC_PUSH(&placer->actions, action);
 }
 
-// Posts the RECVs of a channel up to the one that the task needs, if that is not posted.
+// Places the RECVs of a channel up to the one that the task needs, unless it is placed
+// already.
 static jpp_status_t* place_receives(placer_t* placer, const jpp_schedule_task_t* task) {
   const jpp_schedule_t* schedule = placer->schedule;
   bool forward = task->kind == JPP_TASK_FWD;
@@ -93,7 +95,7 @@ static jpp_status_t* place_send(placer_t* placer, const jpp_schedule_task_t* tas
   return place_action(placer, send);
 }
 
-// The RECVs of tasks that run together, the tasks, their SENDs.
+// Places the RECVs of tasks that run together, the tasks, and their SENDs.
 static jpp_status_t* place_unit(placer_t* placer, uint32_t begin, uint32_t end) {
   const jpp_schedule_task_t* tasks = placer->schedule->rows[placer->rank].tasks;
   for (uint32_t i = begin; i < end; ++i) {
@@ -113,8 +115,8 @@ static jpp_status_t* place_unit(placer_t* placer, uint32_t begin, uint32_t end) 
   return NULL;
 }
 
-// How many entries from `at` on are written as a pair: a forward and, of another
-// microbatch or stage, a backward, whole or in its two parts; otherwise 1.
+// The number of entries from `at` on that are written as a pair: a forward and a backward
+// of another microbatch or stage, whole or in its two parts; otherwise 1.
 static uint32_t pair_size(const jpp_schedule_row_t* row, uint32_t at) {
   const jpp_schedule_task_t* first = &row->tasks[at];
   if (!first->joins_next || at + 1 >= row->count || first->kind != JPP_TASK_FWD) return 1;
@@ -199,7 +201,7 @@ static jpp_action_t task_action(const jpp_schedule_task_t* task) {
                         .microbatch = task->microbatch};
 }
 
-// In a pair, a backward in two parts is written whole.
+// In a pair, a split backward is written as a whole one.
 static void append_pair(jpp_action_t forward, jpp_action_t backward, jpp_str_t* str) {
   char first[JPP_ACTION_NAME_SIZE], second[JPP_ACTION_NAME_SIZE];
   backward.task = JPP_TASK_BWD;
@@ -212,7 +214,7 @@ static void append_action(jpp_action_t action, jpp_str_t* str) {
   jpp_str_append(str, jpp__action_name(&action, name));
 }
 
-// A rank that does nothing has two idle cells: an empty line would be no row.
+// An idle rank has two empty cells, because an empty line would not be a row.
 static void end_row(size_t first, jpp_str_t* str) {
   if (str->length == first) jpp_str_append(str, ",");
   jpp_str_append(str, "\r\n");
@@ -228,7 +230,7 @@ static void append_tasks(const jpp_schedule_row_t* row, jpp_str_t* str) {
     } else if (row->tasks[i].kind != JPP_TASK_IDLE) {
       append_action(task_action(&row->tasks[i]), str);
     } else {
-      // An empty cell for each step: n of them have n - 1 commas between.
+      // Each idle step is an empty cell: n of them have n - 1 commas between them.
       for (uint64_t step = 1; step < jpp_task_steps(&row->tasks[i]); ++step) {
         jpp_str_append(str, ",");
       }
@@ -262,8 +264,8 @@ static bool has_pairs(const jpp_schedule_t* schedule) {
   return false;
 }
 
-// The text is proved as a reader would prove it: if the tasks of a pair have to run one
-// after another, no list with the pair can run.
+// The text is proved as a reader would prove it: if the tasks of a pair must run one
+// after the other, no list with the pair can run.
 static jpp_status_t* append_rows(const jpp_schedule_t* schedule, bool communication,
                                  jpp_arena_t* scratch, jpp_str_t* str) {
   jpp_actions_t actions;

@@ -18,14 +18,14 @@ typedef struct reader {
   uint32_t cell;
   action_vec_t actions;  // of all lines
   task_vec_t tasks;      // of all lines, idle cells included
-  list_vec_t lists;      // their `actions` are set when all lines are read
+  list_vec_t lists;      // their `actions` are set once all lines are read
   JPP_VEC(uint32_t) task_counts;
-  uint32_t stages, microbatches;  // one more than the largest
+  uint32_t stages, microbatches;  // one more than the largest number
   bool has_pairs;
-  size_t line_tasks;  // tasks of the lines before
+  size_t line_tasks;  // number of tasks in the previous lines
 } reader_t;
 
-// Some of the file's text, from `at` to before `end`.
+// Part of the file's text, from `at` to before `end`.
 typedef struct range {
   const char* at;
   const char* end;
@@ -53,7 +53,7 @@ static const struct action_word {
     {"WAIT_REDUCE_GRAD", JPP_ACTION_WAIT_REDUCE_GRAD, JPP_TASK_IDLE, false},
 };
 enum { kWordCount = sizeof(kWords) / sizeof(*kWords) };
-// Beyond any schedule that can be built; keeps sizes far inside uint32_t.
+// More than any schedule that can be built; keeps sizes far below the limits of uint32_t.
 enum { kLargestNumber = (1 << 24) - 1 };
 
 const char* jpp__action_name(const jpp_action_t* action,
@@ -78,7 +78,7 @@ static jpp_status_t* bad_cell(const reader_t* reader, range_t cell, const char* 
                          reader->line, reader->cell, length, cell.at, why);
 }
 
-// Reads digits at *at; false if there are none or the number is too large.
+// Reads digits at *at; returns false if there are none or the number is too large.
 static bool read_number(const char** at, const char* end, uint32_t* out_number) {
   const char* first = *at;
   uint64_t number = 0;
@@ -112,14 +112,14 @@ static jpp_status_t* read_action(reader_t* reader, range_t cell,
   if (!known) {
     return bad_cell(reader, cell,
                     "expected F, B, I, W, SEND_F, RECV_F, WAIT_SEND_F (or _B), UNSHARD, "
-                    "RESHARD or REDUCE_GRAD behind the stage");
+                    "RESHARD or REDUCE_GRAD after the stage");
   }
   action.kind = (uint8_t)known->kind;
   action.task = (uint8_t)known->task;
   if (known->has_microbatch && !read_number(&at, cell.end, &action.microbatch)) {
     return bad_cell(reader, cell, "expected a microbatch number, as in 0F3");
   }
-  if (at != cell.end) return bad_cell(reader, cell, "there is more behind the action");
+  if (at != cell.end) return bad_cell(reader, cell, "unexpected text after the action");
   if (action.stage >= reader->stages) reader->stages = action.stage + 1;
   if (known->has_microbatch && action.microbatch >= reader->microbatches) {
     reader->microbatches = action.microbatch + 1;
@@ -163,7 +163,7 @@ static jpp_status_t* read_pair(reader_t* reader, range_t cell) {
   return add_action(reader, second);
 }
 
-// Idle cells that follow each other share an entry.
+// Consecutive idle cells share an entry.
 static jpp_status_t* add_idle(reader_t* reader) {
   size_t count = reader->tasks.count;
   jpp_schedule_task_t* last =
@@ -185,8 +185,8 @@ static jpp_status_t* read_cell(reader_t* reader, range_t cell) {
   return add_action(reader, action);
 }
 
-// Cuts off the text before the next separator, or all remaining text; false if there was
-// no separator.
+// Cuts off the text before the next separator, or all remaining text; returns false if
+// there was no separator.
 static bool cut_field(range_t* rest, char separator, range_t* out_field) {
   const char* end = memchr(rest->at, separator, (size_t)(rest->end - rest->at));
   *out_field = (range_t){rest->at, end ? end : rest->end};
@@ -202,7 +202,7 @@ static jpp_status_t* read_line(reader_t* reader, range_t line) {
                            "%s:%u: an empty line; expected the actions of a rank",
                            reader->file, reader->line);
   }
-  bool more = true;  // a comma ends with a cell behind it, which may be empty
+  bool more = true;  // a trailing comma is followed by an empty cell
   for (reader->cell = 1; more; ++reader->cell) {
     range_t cell;
     more = cut_field(&line, ',', &cell);
@@ -228,8 +228,8 @@ static jpp_status_t* read_lines(reader_t* reader, range_t text) {
 
 // --- From actions to a schedule --------------------------------------------------------
 
-// A stage whose backward is in parts has it in parts for all microbatches, while lists
-// mix I and W with whole B: splits each such B into its I and W. Updates task_counts.
+// A stage's backwards must all be whole or all be split, while lists may mix I and W with
+// whole B: if some are split, splits each B into its I and W. Updates task_counts.
 static jpp_status_t* split_mixed(reader_t* reader, jpp_arena_t* scratch,
                                  task_vec_t* out_tasks) {
   const jpp_schedule_task_t* task = reader->tasks.data;
@@ -239,7 +239,7 @@ static jpp_status_t* split_mixed(reader_t* reader, jpp_arena_t* scratch,
     bool part = task[i].kind == JPP_TASK_BWD_I || task[i].kind == JPP_TASK_BWD_W;
     if (part) in_parts[task[i].stage] = true;
   }
-  bool in_pair = false;  // the task before is fused with this one
+  bool in_pair = false;  // the previous task is fused with this one
   for (size_t r = 0; r < reader->lists.count; ++r) {
     size_t before = out_tasks->count;
     for (uint32_t i = 0; i < reader->task_counts.data[r]; ++i, ++task) {
@@ -259,8 +259,8 @@ static jpp_status_t* split_mixed(reader_t* reader, jpp_arena_t* scratch,
   return NULL;
 }
 
-// A stage is on the first rank that names it; an action of it on another rank is an
-// error.
+// A stage belongs to the first rank that names it; an action of the stage on another rank
+// is an error.
 static jpp_status_t* place_stages(const reader_t* reader, uint32_t* stage_rank) {
   for (uint32_t s = 0; s < reader->stages; ++s) stage_rank[s] = JPP_NONE;
   const jpp_action_t* action = reader->actions.data;

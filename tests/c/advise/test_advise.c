@@ -1,4 +1,5 @@
-// What would fit where a plan does not: built-in schedules, and searches under limits.
+// Advice on a plan that does not fit: which built-in schedules would fit, and what
+// searches under memory limits find.
 #include <stdlib.h>
 
 #include "base/alloc.h"
@@ -6,7 +7,7 @@
 #include "jaxpp/advise.h"
 #include "plan_util.h"
 
-// A graph of tests/golden planned with this limit on every rank, and advised on.
+// Plans a graph of tests/golden with this limit on every rank, and asks for advice.
 static jpp_status_t* plan_within(const char* name, const char* schedule, uint64_t bytes) {
   char* text = graph_text(name);
   jpp_graph_t* graph = NULL;
@@ -49,7 +50,7 @@ static void test_refusals_are_as_their_golden_file(void** state) {
   assert_golden("advise/limits.txt", text);
 }
 
-// What is said to fit, fits.
+// A schedule that the advice says fits does fit.
 static void test_the_schedule_that_is_named_fits(void** state) {
   (void)state;
   jpp_status_t* status = plan_within("mlp4", "gpipe", 520);
@@ -104,8 +105,8 @@ static uint64_t peak_under(jpp_schedule_t* schedule) {
   return peak > other ? peak : other;
 }
 
-// A limit makes the search find something else, and longer, that really fits; what it
-// calls the smallest is one it finds.
+// Under a limit the search finds another, longer schedule that really fits, and it
+// reaches the limit that it reports as the smallest.
 static void test_searches_keep_their_limits(void** state) {
   (void)state;
   planned_t planned;
@@ -128,7 +129,7 @@ static void test_searches_keep_their_limits(void** state) {
   plan_free(&planned);
 }
 
-// A schedule for each loop that has none; with them the step can be planned.
+// Each loop without a schedule gets one; with them the step can be planned.
 static void test_placeholders_of_a_trial(void** state) {
   (void)state;
   char* text = graph_text("two_loops");

@@ -1,5 +1,5 @@
-// What becomes of each kind of array that a program may have, as a table, decided and
-// carried out on the fake device; blocks gathered at random; and random uploads.
+// How a program gets each kind of array as its argument: a table of cases, decided and
+// then carried out on the fake device; blocks gathered at random; and random uploads.
 #include "fake/device.h"
 #include "jaxpp/alloc.h"
 #include "jaxpp/array_argument.h"
@@ -204,7 +204,7 @@ static void test_each_given_array(void** state) {
 
 // --- Carried out ----------------------------------------------------------------------
 
-// A row's array: the numbers 0 to 23, which its source gives as one in memory with rows.
+// The array of a row holds the numbers 0 to 23; its source is one array in memory.
 typedef struct contents {
   const jpp_given_t* given;
   float numbers[4 * 6];
@@ -261,7 +261,7 @@ static void expect_rows(jpp_array_t* array) {
   }
 }
 
-// The letter of what became of the array, whose contents are then checked.
+// Returns the letter of the case that occurred, after checking the array's contents.
 static char take(jpp_client_t* client, const given_row_t* row, bool can_move,
                  bool donated, bool refuses) {
   static const uint32_t kAllDevices[kRanks * kDevices] = {0, 1, 2, 3, 4, 5};
@@ -305,7 +305,9 @@ static void test_each_given_array_is_taken(void** state) {
     for (uint32_t k = 0; k < 4; ++k) {
       char expected = row->expected[k], found = take(client, row, k / 2, k % 2, false);
       char refused = take(client, row, k / 2, k % 2, true);
-      char copied = expected == 'B' ? 'C' : expected;  // what is not lent is copied
+      char copied = expected == 'B'
+                        ? 'C'
+                        : expected;  // a block that the source does not lend is copied
       if (found == expected && refused == copied) continue;
       fail_msg("%s, %u: expected %c and without a loan %c, found %c and %c", row->what, k,
                expected, copied, found, refused);
@@ -348,7 +350,7 @@ static void test_what_a_source_lacks(void** state) {
   jpp_client_destroy(client);
 }
 
-// Rows of an array in parts: each part is an argument of its own.
+// Rows of an array in parts: each part is a separate argument.
 static void test_parts(void** state) {
   (void)state;
   const jpp_given_block_t parts[] = {
@@ -425,7 +427,7 @@ static uint32_t draw(uint64_t* seed, uint32_t below) {
 
 enum { kMostDims = 3, kMostBlocks = 8, kMostElements = 8 * 8 * 8, kRounds = 5000 };
 
-// An array of numbers 0, 1, ..., in blocks, each with memory and strides of its own.
+// An array of numbers 0, 1, ..., in blocks with separate memory and strides.
 typedef struct blocks {
   uint32_t ndim, count;
   int64_t dims[kMostDims];
@@ -443,7 +445,7 @@ static int32_t number_at(const blocks_t* blocks, const int64_t* index) {
   return (int32_t)number;
 }
 
-// Whether there is a next index of a block, in the order of its elements.
+// Steps to the next index of a block in element order; false after the last one.
 static bool step_index(const int64_t* bounds, uint32_t ndim, int64_t* index) {
   for (uint32_t i = ndim; i-- > 0;) {
     if (++index[i] < bounds[2 * i + 1]) return true;
@@ -456,7 +458,7 @@ static void first_index(const int64_t* bounds, uint32_t ndim, int64_t* index) {
   for (uint32_t i = 0; i < ndim; ++i) index[i] = bounds[2 * i];
 }
 
-// Transposed memory half of the time.
+// The memory is transposed half of the time.
 static void fill_block(blocks_t* blocks, uint32_t b, bool transposed) {
   const int64_t* bounds = blocks->bounds[b];
   int64_t stride = sizeof(int32_t);
@@ -584,7 +586,7 @@ static void test_uploads(void** state) {
     int32_t found[kMostElements];
     make_blocks(&seed, &blocks);
     size_t size = draw_block(&seed, &blocks, bounds[0]);
-    // Shards of one shape: the second is the first, moved where there is room.
+    // The shards have one shape: the second is the first, moved if there is room.
     memcpy(bounds[1], bounds[0], sizeof(bounds[0]));
     for (uint32_t i = 0; i < blocks.ndim; ++i) {
       int64_t room = blocks.dims[i] - bounds[0][2 * i + 1];

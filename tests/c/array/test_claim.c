@@ -1,4 +1,5 @@
-// Claims against a model: which of random arguments a step may take, and what is deleted.
+// Compares claims with a model: which of some random arguments a step may take, and which
+// arrays it deletes.
 #include "array/claim.h"
 #include "test_util.h"
 
@@ -8,7 +9,7 @@ static const char* const kNames[kMostArgs] = {"a", "b", "c", "d", "e", "f"};
 
 typedef struct scene {
   jpp_array_t* arrays[kArrays];
-  uint32_t root[kArrays];  // the model's
+  uint32_t root[kArrays];  // the root in the model
   bool deleted[kArrays];
   uint32_t given[kMostArgs];  // kArrays: no array
   bool donated[kMostArgs];
@@ -40,7 +41,7 @@ static scene_t make_scene(uint64_t* seed) {
   return scene;
 }
 
-// Whether the step may take its arguments: each is alive, and a donated one is passed
+// True if the step may take its arguments: all are alive, and a donated one is passed
 // once.
 static bool may_take(const scene_t* scene) {
   for (uint32_t a = 0; a < scene->count; ++a) {
@@ -113,7 +114,7 @@ static void test_refusals_name_the_arguments(void** state) {
   jpp_array_release(array);
 }
 
-// There is nothing to read or lend in this process.
+// This process has nothing to read or lend.
 static void test_arrays_elsewhere_have_no_contents(void** state) {
   (void)state;
   jpp_array_t* array = NULL;

@@ -1,4 +1,4 @@
-// The toolbox: status, memory, containers, texts, options and their sizes,
+// Tests of src/base: status, memory, containers, text, option structs and their sizes,
 // versions.
 #include <stdio.h>
 
@@ -34,7 +34,8 @@ static void test_status_codes_have_distinct_names(void** state) {
   }
 }
 
-// One part, a NaN with the sign, an infinity (the largest number where there is none).
+// Special values of a type, as the bits of one part of an element: a NaN with the sign
+// bit set, the largest number, and infinity (for types without one, the largest number).
 typedef struct odd_bits {
   jpp_dtype_t dtype;
   uint64_t nan, largest, infinity;
@@ -45,7 +46,7 @@ static void expect_found(const odd_bits_t* odd, size_t parts) {
   size_t width = jpp_dtype_bits(odd->dtype) / 8, part = width / parts;
   const uint64_t bits[3] = {odd->largest, odd->nan, odd->infinity};
   for (size_t i = 0; i < 3; ++i) {
-    // In the element's last part.
+    // In the last part of the element.
     memcpy(data + (i + 2) * width - part, &bits[i], part);
   }
   assert_int_equal(jpp__find_nonfinite(odd->dtype, data, 2, 3), 2);
@@ -172,7 +173,7 @@ static void test_small_types_are_packed_on_a_device(void** state) {
   assert_int_equal(jpp_dtype_device_bytes(JPP_DTYPE_C128, 5), 80);
 }
 
-// What two numbers of bytes come to, by 128 bits.
+// Limits a number of bytes that was computed in 128 bits to JPP_MOST_BYTES.
 static uint64_t capped(unsigned __int128 bytes) {
   return bytes < JPP_MOST_BYTES ? (uint64_t)bytes : JPP_MOST_BYTES;
 }
@@ -196,8 +197,8 @@ static void test_bytes_stay_at_the_largest_number(void** state) {
   }
 }
 
-// Every text of up to three bytes, by what its code points are: the same bytes come out
-// of encoding them again.
+// Tries every text of up to three bytes: it is UTF-8 if its code points encode to the
+// same bytes.
 static bool is_utf8_of(const unsigned char* bytes, size_t length) {
   static const uint32_t kLeast[] = {0, 0, 0x80, 0x800, 0x10000};
   uint32_t code = 0;
@@ -248,7 +249,7 @@ static void test_texts_that_leave_are_utf8(void** state) {
       xml, "a&quot;\\\n\xef\xbf\xbd&lt;&amp;&gt;\xc3\xa9\xef\xbf\xbd\xef\xbf\xbd");
 }
 
-// Options of three versions, each with a field more.
+// Three versions of an option struct; each adds a field.
 typedef struct options_v1 {
   size_t struct_size;
   uint32_t width;

@@ -1,4 +1,4 @@
-// The log's levels, and the table of options that they are read from.
+// The log's levels, and the table of options that names them.
 #include <fcntl.h>
 #include <stdlib.h>
 #include <unistd.h>
@@ -12,8 +12,8 @@ static uint32_t g_evaluated;
 
 static uint32_t count_evaluation(void) { return ++g_evaluated; }
 
-// One message of each level under JPP_LOG=value; what standard error then has. To be
-// freed.
+// Logs one message of each level under JPP_LOG=value and returns what was written to
+// standard error. |2| The caller frees it.
 static char* log_under(const char* value) {
   char path[] = "/tmp/jaxpp-test-log-XXXXXX";
   int file = mkstemp(path), kept = dup(STDERR_FILENO);
@@ -53,7 +53,7 @@ static void take_message(void* user, jpp_log_level_t level, const char* source,
   snprintf(taken->text, sizeof(taken->text), "%s", text);
 }
 
-// A callback gets the messages in the place of standard error, until it is replaced.
+// A callback gets the messages instead of standard error, until it is replaced.
 static void test_a_callback_takes_the_messages(void** state) {
   (void)state;
   taken_t taken = {0};
@@ -77,7 +77,7 @@ static uint32_t count_lines(const char* text) {
   return lines;
 }
 
-// A level that is off neither prints nor evaluates what it would print.
+// A level that is off neither prints nor evaluates its arguments.
 static void test_a_level_writes_itself_and_what_is_worse(void** state) {
   (void)state;
   static const char* const kLevels[] = {"off", "error", "warning", "info", "debug"};

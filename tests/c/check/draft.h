@@ -1,4 +1,4 @@
-// A plan that may be damaged.
+// A copy of a plan for tests to damage.
 #ifndef TESTS_C_DRAFT_H_
 #define TESTS_C_DRAFT_H_
 
@@ -7,7 +7,7 @@
 
 #include "jaxpp/program.h"
 
-// A plan whose arrays may be written to.
+// A plan whose arrays are writable.
 typedef struct draft {
   jpp_plan_t plan;
   jpp_program_t* programs;

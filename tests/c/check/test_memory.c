@@ -1,4 +1,5 @@
-// What live bytes are made of, instruction by instruction, and limits on them.
+// Which values make up the live bytes after each instruction, and how memory limits are
+// checked.
 #include <stdlib.h>
 
 #include "base/alloc.h"
@@ -11,7 +12,8 @@ static uint64_t sum_of(const jpp_memory_point_t* point) {
   return sum;
 }
 
-// The curve's highest point is the peak, where the report says, of the kinds it says.
+// The curve's highest point is the peak, at the instruction and with the kinds of bytes
+// that the report gives.
 static void check_curve(const planned_t* planned, uint32_t rank) {
   const jpp_program_t* program = &planned->plan->programs[rank];
   const jpp_check_actor_t* actor = &planned->report->actors[rank];
@@ -47,7 +49,7 @@ static const jpp_memory_point_t* points_of(const planned_t* planned, uint32_t ra
   return &(*out_points)[count - 1];
 }
 
-// Donated weights and momentum are replaced in their own memory, and keep their kinds.
+// Updated weights and momentum replace the donated ones in place, and keep their kinds.
 static void test_updated_weights_are_weights(void** state) {
   (void)state;
   planned_t planned;
@@ -66,7 +68,7 @@ static void test_updated_weights_are_weights(void** state) {
   plan_free(&planned);
 }
 
-// A weight that is only read through its cast is a weight, and so is the cast.
+// A weight that is read only through a cast is still a weight, and so is the cast.
 static void test_casts_of_weights_are_weights(void** state) {
   (void)state;
   planned_t planned;
@@ -103,7 +105,7 @@ static void test_peaks_on_the_same_devices_add_up(void** state) {
   const jpp_check_actor_t* actors = planned.report->actors;
   uint64_t even = actors[0].peak_bytes + actors[2].peak_bytes;
   uint64_t odd = actors[1].peak_bytes + actors[3].peak_bytes;
-  uint64_t bytes[4] = {even, odd, 0, 0};  // those of the first ranks count
+  uint64_t bytes[4] = {even, odd, 0, 0};  // only the first ranks' limits count
   jpp_memory_limits_t limits = {.bytes = bytes, .devices = (uint32_t[]){7, 9, 7, 9}};
   ASSERT_OK(jpp_check_memory_limit(planned.report, &limits));
   assert_int_equal(jpp_check_steps_in_flight(planned.report, &limits, 3), 1);
@@ -125,7 +127,8 @@ static void assert_too_large(const char* text, const char* why) {
   plan_free(&planned);
 }
 
-// Sums of bytes that 64 bits do not hold once came out small, and proved.
+// Sums that overflowed 64 bits once wrapped around to small peaks, which passed the
+// check.
 static void test_peaks_beyond_all_memory_are_refused(void** state) {
   (void)state;
   assert_too_large(
@@ -141,7 +144,7 @@ static void test_peaks_beyond_all_memory_are_refused(void** state) {
       "%3:u8[2147483647,2147483647] = f(%0)\n%4:u8[2147483647,2147483647] = f(%0)\n"
       "%5:u8[16] = g(%1, %2, %3, %4)\nout %1\nout %2\nout %3\nout %4\nout %5\n",
       "rank 0: 2^63 bytes or more are live at instruction 0");
-  // Receive slots: a number of messages times their size.
+  // Receive slots count as the number of messages times their size.
   assert_too_large(
       "graph \"g\" ranks 2\narg %0 f32[2,2]\n"
       "loop microbatches 4 stages 2 schedule \"gpipe\" index %1 {\n"
@@ -187,7 +190,7 @@ static void test_pinned_host_has_limits_of_its_own(void** state) {
   plan_free(&planned);
 }
 
-// The curve has the peak of pinned host memory, and moves are within it.
+// The curve's peak is the peak of pinned host memory, and moves happen below it.
 static void test_the_curve_has_pinned_host(void** state) {
   (void)state;
   planned_t planned;

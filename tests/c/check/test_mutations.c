@@ -1,4 +1,5 @@
-// Damaged programs: the checker refuses each, or it computes what it should all the same.
+// Damages programs at random: the checker must refuse each, unless it still computes the
+// right results.
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -16,7 +17,7 @@ static uint32_t pick(uint32_t count) {
   return (uint32_t)((g_random * 2685821657736338717u) >> 33) % (count ? count : 1);
 }
 
-// --- Mutations, each of one actor p, with its instructions at hand --------------------
+// --- Mutations: each changes the program of one actor, p ------------------------------
 
 static jpp_instr_t* instr_of(jpp_program_t* p, uint32_t at) {
   return (jpp_instr_t*)&p->instrs[at];
@@ -47,7 +48,7 @@ static void swap_instrs(draft_t* d, jpp_program_t* p) {
   *instr_of(p, b) = kept;
 }
 
-// Both neighbours of one kind: two receives, or two sends.
+// Two receives or two sends in a row.
 static void swap_alike(draft_t* d, jpp_program_t* p) {
   (void)d;
   uint32_t a = pick(p->num_instrs), b = a;
@@ -147,7 +148,8 @@ static void change_host_peak(draft_t* d, jpp_program_t* p) {
   p->peak_host_bytes += pick(2) || !p->peak_host_bytes ? 4 : -4;
 }
 
-// A run or a send reads what is in another memory, or an output is left there.
+// Changes the target of a move: then a run or a send reads a value in the wrong memory,
+// or an output is left in it.
 static void change_memory(draft_t* d, jpp_program_t* p) {
   (void)d;
   uint32_t first = pick(p->num_instrs);

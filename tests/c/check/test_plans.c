@@ -1,5 +1,5 @@
-// Plans of the graphs in tests/golden/graphs: golden files of every part, the rules that
-// hold for all of them, and what happens when memory runs out on the way.
+// Plans the graphs in tests/golden/graphs: golden files of every part, rules that all
+// plans follow, and errors when memory runs out at any point.
 #include <stdlib.h>
 
 #include "base/alloc.h"
@@ -61,7 +61,7 @@ static bool holds(const uint32_t* ids, uint32_t count, uint32_t id) {
   return false;
 }
 
-// How many tasks of loops hold an op.
+// Counts the tasks of loops that contain an op.
 static uint32_t stage_tasks_with(const jpp_staged_t* staged, uint32_t op) {
   uint32_t count = 0;
   for (uint32_t t = 0; t < staged->num_tasks; ++t) {
@@ -71,7 +71,7 @@ static uint32_t stage_tasks_with(const jpp_staged_t* staged, uint32_t op) {
   return count;
 }
 
-// Tasks that the user wrote.
+// Tasks that the user defined.
 static void rule_a_rank_keeps_the_order_of_its_tasks(const planned_t* planned) {
   for (uint32_t r = 0; r < planned->plan->ranks; ++r) {
     const jpp_program_t* program = &planned->plan->programs[r];
@@ -95,7 +95,7 @@ static void rule_ops_have_one_task_unless_cheap(const planned_t* planned) {
   }
 }
 
-// How often the step runs an op, on all ranks.
+// Counts how often the step runs an op, over all ranks.
 static uint32_t runs_on_all_ranks(const planned_t* planned, uint32_t op) {
   const jpp_staged_t* staged = planned->staged;
   uint32_t runs = 0;
@@ -116,7 +116,7 @@ static void rule_effects_happen_once(const planned_t* planned) {
   }
 }
 
-// By the graph alone: does each value depend on the loop's index?
+// Computes from the graph alone which values depend on the loop's index.
 static bool* find_varying(const jpp_graph_t* graph) {
   bool* varies = calloc(graph->num_values, sizeof(*varies));
   for (uint32_t l = 0; l < graph->num_loops; ++l) varies[graph->loops[l].index] = true;
@@ -135,7 +135,7 @@ static void rule_invariant_work_leaves_the_loop(const planned_t* planned) {
   for (uint32_t id = 0; id < graph->num_ops; ++id) {
     const jpp_op_t* op = &graph->ops[id];
     if (op->loop == JPP_NONE || !op->num_outputs) continue;
-    if (graph->loops[op->loop].microbatches == 1) continue;  // runs once anyway
+    if (graph->loops[op->loop].microbatches == 1) continue;  // runs only once
     if (op->flags & (JPP_OP_CHEAP | JPP_OP_EFFECT)) continue;
     if (op->kind == JPP_OP_CALL && !varies[op->first_output]) {
       assert_int_equal(stage_tasks_with(planned->staged, id), 0);
@@ -176,7 +176,7 @@ static void rule_gradients_accumulate_in_place(const planned_t* planned) {
   }
 }
 
-// What replaces a weight is left on exactly the ranks that need the weight.
+// The replacement of a weight is left on exactly the ranks that need the weight.
 static void rule_weights_stay_where_they_are(const planned_t* planned) {
   const jpp_graph_t* graph = planned->graph;
   for (uint32_t o = 0; o < graph->num_outputs; ++o) {
@@ -243,8 +243,8 @@ static void test_parts_of_a_shared_gradient_are_summed_on_all_its_ranks(void** s
     assert_int_equal(runs_of_op(&planned, "sum", r), 1);
     assert_int_equal(runs_of_op(&planned, "update", r), 1);
   }
-  // Each part crosses to each other rank once, beside 3 activations and 3 gradients on
-  // each of two borders.
+  // Each part is sent to each other rank once, in addition to 3 activations and 3
+  // gradients across each of two boundaries.
   uint32_t messages = 0;
   for (uint32_t i = 0; i < planned.plan->num_channels; ++i) {
     messages += planned.report->channels[i].messages;
@@ -286,9 +286,9 @@ static uint64_t activations_at_peak(const char* schedule, uint32_t rank) {
   return bytes;
 }
 
-// mlp4 keeps, of each microbatch on a middle rank, one f32[2,4] from forward to backward.
-// A schedule that keeps k microbatches holds k of these, and two more while a backward
-// runs: the gradients that come in and go out.
+// For each microbatch, mlp4 keeps one f32[2,4] from forward to backward on a middle rank.
+// A schedule that keeps k microbatches alive holds k of these, and two more while a
+// backward runs: the incoming and the outgoing gradient.
 static void test_peak_is_what_the_schedule_promises(void** state) {
   (void)state;
   static const char* const kSchedules[] = {"1f1b", "gpipe", "eager-1f1b"};
@@ -329,7 +329,7 @@ static void test_graphs_that_can_not_be_planned_say_why(void** state) {
          "no schedule is named \"none\"");
 }
 
-// A schedule without a backward would leave every gradient at what it began as.
+// Without a backward, every gradient would keep its initial value.
 static void test_a_backward_that_no_schedule_runs_is_an_error(void** state) {
   (void)state;
   static const jpp_schedule_task_t kTasks[2][4] = {
@@ -368,8 +368,9 @@ static void test_a_backward_that_was_not_split_can_not_run_split(void** state) {
   jpp_program_options_t options = {.struct_size = sizeof(options),
                                    .schedules = schedules};
   jpp_plan_t* plan = NULL;
-  ASSERT_FAILS(jpp_program_build(planned.staged, &options, &plan), JPP_SCHEDULE_ERROR,
-               "was partitioned with whole backwards, its schedule 'zb-h1' runs input");
+  ASSERT_FAILS(
+      jpp_program_build(planned.staged, &options, &plan), JPP_SCHEDULE_ERROR,
+      "was partitioned with whole backwards, but its schedule 'zb-h1' runs input");
   assert_null(plan);
   jpp_schedule_destroy(split);
   plan_free(&planned);

@@ -1,4 +1,4 @@
-// What the checker says of programs that are wrong in one known way.
+// The checker's error for each kind of wrong program.
 #include "draft.h"
 #include "plan_util.h"
 #include "test_util.h"
@@ -26,7 +26,7 @@ static void assert_refused(const fixture_t* f, const char* message) {
   assert_null(report);
 }
 
-// The n-th instruction of a kind on a rank, from 0.
+// Finds the n-th instruction of a kind on a rank, from 0.
 static jpp_instr_t* nth(fixture_t* f, uint32_t rank, jpp_instr_kind_t kind, uint32_t n) {
   jpp_program_t* p = &f->draft.programs[rank];
   for (uint32_t i = 0; i < p->num_instrs; ++i) {
@@ -91,10 +91,10 @@ static void test_what_is_in_another_memory_is_not_run(void** state) {
   fixture_t f = fixture_create("host", NULL);
   jpp_program_t* p = &f.draft.programs[0];
   jpp_instr_t* move = nth(&f, 0, JPP_INSTR_MOVE, 0);
-  // The run reads the weights where they are between steps.
+  // The run reads the weights in the memory that they live in between steps.
   uint32_t home = p->operands[move->first_operand];
   drop(&f, 0, move);
-  drop(&f, 0, move);  // the deletion of the weights
+  drop(&f, 0, move);  // deletes the weights
   jpp_instr_t* run = nth(&f, 0, JPP_INSTR_RUN, 1);
   ((uint32_t*)p->operands)[run->first_operand + 2] = home;
   assert_refused(&f,
@@ -122,9 +122,10 @@ static void test_a_move_is_to_another_memory(void** state) {
   fixture_t f = fixture_create("host", NULL);
   jpp_instr_t* move = nth(&f, 0, JPP_INSTR_MOVE, 0);
   move->target = JPP_MEMORY_PINNED_HOST;
-  assert_refused(&f, "move of %0 (f32[8,8]) to pinned_host: memory 1 is neither");
+  assert_refused(&f, "move of %0 (f32[8,8]) to pinned_host: memory 1 is not a target");
   move->target = JPP_MEMORY_COUNT;
-  assert_refused(&f, "move of %0 (f32[8,8]) to an unknown memory: memory 2 is neither");
+  assert_refused(&f,
+                 "move of %0 (f32[8,8]) to an unknown memory: memory 2 is not a target");
   move->target = JPP_MEMORY_DEVICE;
   move->num_results = 0;
   assert_refused(&f, "expected one arg and one result, found 1 and 0");
@@ -199,8 +200,8 @@ static void test_a_wrong_peak_is_named(void** state) {
   fixture_free(&f);
 }
 
-// Rank 0 sends all activations before it receives the first gradient, rank 1 one gradient
-// after each: with too few slots both find their channel full.
+// Rank 0 sends all activations before it receives the first gradient; rank 1 sends a
+// gradient after each. With too few slots both channels fill up and both ranks wait.
 static void mix_orders(fixture_t* f, fixture_t* other, uint32_t slots) {
   *f = fixture_create("mlp2", "1f1b");
   *other = fixture_create("mlp2", "gpipe");

@@ -1,5 +1,5 @@
-// What the conformance suites share: each test has a client of the driver that the
-// command line names, and leaves no handle of it.
+// Shared by the conformance suites: each test gets a client of the driver that the
+// command line names, and must not leak a handle of it.
 #ifndef TESTS_C_DEVICE_CONFORMANCE_H_
 #define TESTS_C_DEVICE_CONFORMANCE_H_
 
@@ -11,7 +11,7 @@ int conformance_end(void** state);
 #define ON_CLIENT(test) \
   cmocka_unit_test_setup_teardown(test, conformance_begin, conformance_end)
 
-// The exit status of a program.
+// Returns the exit status of the program.
 int conformance_run(int argc, char** argv, const char* suite,
                     const struct CMUnitTest* tests, size_t count);
 

@@ -1,5 +1,5 @@
-// The fake driver and a PJRT plugin behind one interface: each program is there in the
-// form of both.
+// Puts the fake driver and a PJRT plugin behind one interface: each program is written in
+// the format of both.
 #include "driver_under_test.h"
 
 #include <stdio.h>

@@ -1,13 +1,13 @@
-// What every FFI handler of the tests does. Needs jaxlib's xla/ffi/api/c_api.h.
+// Shared by every FFI handler of the tests. Needs jaxlib's xla/ffi/api/c_api.h.
 #ifndef TESTS_C_DEVICE_FFI_HANDLER_H_
 #define TESTS_C_DEVICE_FFI_HANDLER_H_
 
 #include <stdbool.h>
 #include <xla/ffi/api/c_api.h>
 
-// Answers the call with which a plugin asks for the handler's version: true if it was
-// that. What begins every extension is of another type in each XLA, with the same fields,
-// and the plugin may be older than the header.
+// Answers the call in which a plugin asks for the handler's version; returns true if it
+// was that call. The type of the field that begins every extension differs between
+// versions of XLA, with the same members, and the plugin may be older than the header.
 static inline bool ffi_answer_metadata(const XLA_FFI_CallFrame* frame) {
   const XLA_FFI_Metadata_Extension* extension =
       (const XLA_FFI_Metadata_Extension*)frame->extension_start;

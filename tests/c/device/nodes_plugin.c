@@ -1,6 +1,6 @@
-// A PJRT plugin that knows nodes and has nothing but its devices: it makes clients as
-// XLA's plugin for GPUs does, by what each puts into the key-value store. The option
-// `act` has it do something else.
+// A PJRT plugin that supports nodes but implements only devices: its clients find each
+// other through the key-value store as those of XLA's GPU plugin do. With the option
+// `act` it misbehaves.
 #include <pjrt_c_api.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -79,7 +79,7 @@ static PJRT_Error* put(const PJRT_Client* client, const char* key, size_t key_si
   return client->args.kv_put_callback(&args);
 }
 
-// Keys are followed by something that is not theirs.
+// Bytes after the key do not belong to it.
 static PJRT_Error* put_of_node(const PJRT_Client* client, const char* what,
                                const char* value) {
   char key[64];
@@ -87,7 +87,7 @@ static PJRT_Error* put_of_node(const PJRT_Client* client, const char* what,
   return put(client, key, (size_t)size - 2, value);
 }
 
-// The number of a node's devices.
+// Reads how many devices a node has.
 static PJRT_Error* get_count(const PJRT_Client* client, int node, int* out_count) {
   char key[64];
   int size = snprintf(key, sizeof(key), "stub/%dXX", node);
@@ -150,7 +150,7 @@ static void add_devices(PJRT_Client* client, int node, int count) {
   }
 }
 
-// Devices are listed from the last node to the first.
+// Lists devices from the last node to the first.
 static PJRT_Error* meet_others(PJRT_Client* client) {
   char own[2] = {(char)('0' + client->own), 0};
   PJRT_Error* error = put_of_node(client, "stub", own);
@@ -168,7 +168,7 @@ static PJRT_Error* act(PJRT_Client* client) {
   if (strcmp(client->act, "unknown") == 0) {
     return fail(PJRT_Error_Code_INVALID_ARGUMENT, "unknown option: num_nodes");
   }
-  if (strcmp(client->act, "alone") == 0) {  // as if it had not been told of nodes
+  if (strcmp(client->act, "alone") == 0) {  // as if it had got no node options
     client->node_id = 0;
     add_devices(client, 0, (int)client->own);
     return NULL;
@@ -195,7 +195,7 @@ static PJRT_Error* client_create(PJRT_Client_Create_Args* args) {
   return NULL;
 }
 
-// Its store is still there.
+// The store that it was given is still valid.
 static PJRT_Error* client_destroy(PJRT_Client_Destroy_Args* args) {
   PJRT_Error* error = NULL;
   if (args->client->args.kv_put_callback) error = put_of_node(args->client, "bye", "1");
@@ -240,7 +240,7 @@ static PJRT_Error* description(PJRT_Device_GetDescription_Args* args) {
   return NULL;
 }
 
-// Its number in the machine, as far as the tests ask.
+// The device's number in its machine; the tests need no other attribute.
 static PJRT_Error* hardware_id(PJRT_Device_LocalHardwareId_Args* args) {
   args->local_hardware_id = args->device->description.id;
   return NULL;

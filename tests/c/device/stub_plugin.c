@@ -1,4 +1,4 @@
-// A library with a GetPjrtApi that is wrong in the way the build names.
+// A library whose GetPjrtApi is wrong in the way that the build chooses.
 #include <pjrt_c_api.h>
 
 #ifndef STUB_MAJOR

@@ -1,5 +1,5 @@
-// What jaxpp/device.h promises about buffers, on the driver that the command line names:
-// contents, loans and borrowed memory.
+// Checks the rules of jaxpp/device.h for buffers on the driver that the command line
+// names: contents, loans and borrowed memory.
 #include <pthread.h>
 #include <unistd.h>
 
@@ -81,7 +81,7 @@ static void test_byte_strides_are_followed(void** state) {
   jpp_client_buffer_destroy(client, buffer);
 }
 
-// Where the contents are.
+// Returns the address of the contents.
 static void* look_at(jpp_client_t* client, jpp_buffer_t* buffer) {
   void* pointer = NULL;
   ASSERT_OK(jpp_client_buffer_lend(client, buffer, &pointer));
@@ -166,7 +166,7 @@ static void test_what_is_gone_can_not_be_lent(void** state) {
   jpp_client_executable_destroy(client, add);
 }
 
-// What one buffer lends another one borrows, as between two clients.
+// One buffer lends memory that another one borrows, as between two clients.
 static void test_borrowed_memory_is_used_where_it_is(void** state) {
   jpp_client_t* client = client_of(state);
   jpp_executable_t* add = test_compile(client, TEST_ADD);
@@ -181,7 +181,7 @@ static void test_borrowed_memory_is_used_where_it_is(void** state) {
   assert_ptr_equal(pointer, memory);
   jpp_buffer_t *sum = NULL, *copy = NULL;
   ASSERT_OK(test_execute(client, add, view, owner, &sum));
-  // To its own device too: a copy for somebody who is to write there.
+  // A copy to the buffer's own device too, for a caller that will overwrite it.
   for (uint32_t d = 0; d < 2; ++d) {
     ASSERT_OK(
         jpp_client_buffer_copy_to_device(client, view, test_device(client, d), &copy));
@@ -195,7 +195,7 @@ static void test_borrowed_memory_is_used_where_it_is(void** state) {
   jpp_client_buffer_destroy(client, view);
   while (!released) usleep(100);
   assert_int_equal(released, 1);
-  test_expect(client, owner, 5, 1);  // the owner's still
+  test_expect(client, owner, 5, 1);  // still belongs to the owner
   jpp_client_buffer_reclaim(client, owner);
   jpp_client_buffer_destroy(client, owner);
   jpp_client_buffer_destroy(client, sum);

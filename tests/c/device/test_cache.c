@@ -1,5 +1,5 @@
-// Compiled programs in a folder, on the driver that the command line names. The fake can
-// not write its programs: there every compilation must still work.
+// A folder of compiled programs, on the driver that the command line names. The fake
+// cannot serialize its programs: every compilation must still succeed there.
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/stat.h>
@@ -31,10 +31,10 @@ static int drop_cache(void** state) {
   cache_t* cache = *state;
   unlink(cache->file);
   jpp_client_destroy(cache->client);
-  return rmdir(cache->folder);  // fails if a scratch file was left
+  return rmdir(cache->folder);  // fails if a temporary file was left
 }
 
-// Compiles through `folder`, and runs what came out of it.
+// Compiles with the cache in `folder` and runs the result.
 static jpp_cache_outcome_t compile_and_run(cache_t* cache, const char* folder) {
   jpp_compile_request_t request = test_request(cache->client, TEST_ADD_PORTABLE);
   jpp_executable_t* add = NULL;
@@ -124,7 +124,7 @@ static void test_a_file_of_another_key(void** state) {
   cache_t* cache = *state;
   expect_compiled(cache);
   if (!cache->can_keep) return;
-  // Its bytes are sound, but they name the key "k1".
+  // The file is intact, but it names the key "k1".
   char other[sizeof(cache->file)];
   snprintf(other, sizeof(other), "%s/jaxpp-k2", cache->folder);
   assert_int_equal(rename(cache->file, other), 0);
@@ -173,7 +173,7 @@ static void key_of(const cache_t* cache, const jpp_compile_request_t* request,
   assert_int_equal(strspn(key, "0123456789abcdef"), kJppCacheKeySize - 1);
 }
 
-// Whatever changes the code changes the key, and nothing else does.
+// The key changes with everything that changes the code, and with nothing else.
 static void test_what_the_key_stands_for(void** state) {
   cache_t* cache = *state;
   enum { kRequests = 9 };

@@ -1,5 +1,5 @@
-// What else jaxpp/device.h promises, on the driver that the command line names:
-// executions, events, threads and forks. test_buffers.c has the buffers.
+// Checks the other rules of jaxpp/device.h on the driver that the command line names:
+// executions, events, threads and forks. test_buffers.c checks buffers.
 #include <pthread.h>
 #include <stdio.h>
 #include <sys/wait.h>
@@ -180,7 +180,7 @@ static void test_donation_of_one_buffer_twice_is_refused(void** state) {
 static void test_copy_crosses_devices_and_outlives_its_source(void** state) {
   jpp_client_t* client = client_of(state);
   jpp_buffer_t* buffer = test_upload(client, 0, 7);
-  // To each of the others, and from the last one to itself.
+  // Copies to each other device, and from the last one to itself.
   uint32_t devices = jpp_client_info(client)->device_count;
   for (uint32_t i = 1; i <= devices; ++i) {
     uint32_t device = i < devices ? i : devices - 1;
@@ -204,7 +204,7 @@ static void test_copies_cross_memories(void** state) {
                                    JPP_MEMORY_DEVICE,      JPP_MEMORY_DEVICE,
                                    JPP_MEMORY_PINNED_HOST, JPP_MEMORY_DEVICE};
   for (size_t i = 0; i < sizeof(memories) / sizeof(*memories); ++i) {
-    // Also to another device and back.
+    // Also copies to another device and back.
     uint32_t device = i == 4 ? test_device(client, 1) : 0;
     jpp_buffer_t* copy = NULL;
     ASSERT_OK(jpp_client_buffer_copy_to_memory(client, a, device, memories[i], &copy));
@@ -297,7 +297,7 @@ static void test_ready_event_becomes_ready(void** state) {
   jpp_client_executable_destroy(client, add);
 }
 
-// Signals the test from whatever thread the driver calls on.
+// Signals the test from the thread that the driver calls on.
 typedef struct bell {
   pthread_mutex_t mutex;
   pthread_cond_t rang;
@@ -381,7 +381,7 @@ typedef struct issue_job {
   jpp_status_t* status;
 } issue_job_t;
 
-// device -> next device -> ..., as an actor does.
+// device -> next device -> ..., as an actor runs a chain of tasks.
 static void* issue_chain(void* user) {
   issue_job_t* job = user;
   for (int i = 0; i < 20 && !job->status; ++i) {
@@ -441,7 +441,7 @@ static bool is_refused(jpp_status_t* status) {
   return refused;
 }
 
-// What a forked child sees; every handle is its parent's.
+// Runs in a forked child, where every handle belongs to the parent.
 static bool is_refused_in_child(jpp_client_t* client, test_call_t call,
                                 jpp_event_t* event) {
   jpp_buffer_t* other = NULL;

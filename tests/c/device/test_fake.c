@@ -1,4 +1,4 @@
-// What only the fake does: accounts, injected failures, dead handles, its programs.
+// Tests only the fake: its accounts, injected failures, dead handles and programs.
 #include "base/alloc.h"
 #include "driver_under_test.h"
 
@@ -256,8 +256,8 @@ static void test_malformed_programs_name_their_line(void** state) {
   jpp_client_destroy(client);
 }
 
-// Two uploads, an execution, a donating one, a copy to the other device, a read: six
-// counted calls. Everything that it made is destroyed, however it ends.
+// Makes six counted calls: two uploads, an execution, a donating one, a copy to the other
+// device, a read. Destroys everything that it made, also after a failure.
 #define CHAIN_CALLS 6
 static jpp_status_t* run_chain(jpp_client_t* client, jpp_executable_t* add,
                                jpp_executable_t* donate, float* out_data) {
@@ -379,7 +379,7 @@ static void test_custom_calls_and_foreign_clients_are_refused(void** state) {
   jpp_client_t* client = create(0);
   jpp_custom_call_t call = {.name = "lapack", .platform = "Host"};
   ASSERT_FAILS(jpp_client_register_custom_call(client, &call), JPP_UNSUPPORTED,
-               "custom call lapack: the fake driver has none");
+               "custom call lapack: driver fake supports no custom calls");
   jpp_client_destroy(client);
 }
 

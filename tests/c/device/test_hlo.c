@@ -1,5 +1,5 @@
-// Collectives of compiled programs, read from modules that this file writes: all forms of
-// groups, loops, mutated bytes.
+// Reads the collectives of compiled programs from modules that this file writes: all
+// forms of groups, loops, mutated bytes.
 #include <stdlib.h>
 
 #include "base/str.h"
@@ -27,7 +27,7 @@ static void put_bytes(jpp_str_t* out, uint32_t field, const char* data, size_t s
   jpp_str_append_n(out, data, size);
 }
 
-// Writes `inside` as a field, and empties it.
+// Writes `inside` as a field, then empties it.
 static void put_message(jpp_str_t* out, uint32_t field, jpp_str_t* inside) {
   put_bytes(out, field, inside->data, inside->length);
   jpp_str_deinit(inside);
@@ -44,7 +44,7 @@ static void put_packed(jpp_str_t* out, uint32_t field, const uint64_t* numbers,
   put_message(out, field, &inside);
 }
 
-// f32 of this many elements.
+// f32 with this many elements.
 static void put_shape(jpp_str_t* out, uint32_t field, uint64_t elements) {
   jpp_str_t shape = {0};
   put_number(&shape, 2, 11);
@@ -142,8 +142,8 @@ static int compare_u32(const void* a, const void* b) {
 
 enum { kMostAxes = 3 };
 
-// Axes of a random mesh, some of them chosen: those that vary fastest in an iota list
-// whose permutation puts them last, and those that a list of mesh axes names.
+// A random mesh and a choice of its axes. An iota list permutes the chosen axes to the
+// end, where they vary fastest; a list of mesh axes names them.
 typedef struct groups {
   uint64_t sizes[kMostAxes], order[kMostAxes];
   uint32_t chosen;  // the last ones in `order`
@@ -252,7 +252,7 @@ static void test_members_outside_of_the_mesh(void** state) {
 
 // --- Modules --------------------------------------------------------------------------
 
-// Two all-reduces, one of them in a loop of three turns, in a call.
+// Two all-reduces; one of them is in a loop of three iterations, in a call.
 static jpp_str_t module_with_loop(void) {
   static const uint64_t kBody[] = {1}, kLoop[] = {2};
   jpp_str_t module = {0}, reduce = {0}, loop = {0}, call = {0}, entry = {0};

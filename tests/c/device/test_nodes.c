@@ -1,5 +1,6 @@
 // Nodes of the fake device: clients that find each other through a key-value store and
-// run programs over the devices of all. Each node is a thread, as it would be a process.
+// run programs over the devices of all. Each node runs in a thread, in place of a
+// process.
 #include <pthread.h>
 
 #include "base/alloc.h"
@@ -23,7 +24,7 @@ typedef struct node {
 typedef struct job {
   test_store_t store;
   uint32_t num_nodes;
-  uint32_t num_devices;  // of all
+  uint32_t num_devices;  // over all nodes
   node_t nodes[kMostNodes];
 } job_t;
 
@@ -43,7 +44,7 @@ static void job_init(job_t* job, uint32_t num_nodes) {
 
 static void* create_main(void* user) {
   node_t* node = user;
-  // Gone after the call: the client must have its own.
+  // Destroyed after the call: the client must have copied it.
   jpp_key_value_store_t store = test_store_calls(&node->job->store);
   node->options.store = &store;
   node->status = jpp_client_create_fake(&node->options, &node->client);
@@ -51,7 +52,7 @@ static void* create_main(void* user) {
   return NULL;
 }
 
-// Runs a function of every node in a thread of its own.
+// Runs a function for every node, each in a separate thread.
 static void on_nodes(job_t* job, void* (*function)(void* node)) {
   pthread_t threads[kMostNodes];
   for (uint32_t i = 0; i < job->num_nodes; ++i) {
@@ -80,7 +81,8 @@ static void job_end(job_t* job) {
   test_store_deinit(&job->store);
 }
 
-// An execution of one node's part. Statuses, not assertions: it may run in a thread.
+// One node's part of an execution. Its functions return statuses instead of asserting,
+// because they may run in a thread.
 typedef struct part {
   jpp_executable_t* executable;
   uint32_t rows;
@@ -112,7 +114,7 @@ static bool is_own(const node_t* node, uint32_t id) {
   return id >= node->first && id < node->first + node->options.device_count;
 }
 
-// Every device gives its id and the step: an f32[2].
+// Every device contributes an f32[2]: its id and the step.
 static jpp_status_t* part_execute(const node_t* node, const uint32_t* ids, uint32_t count,
                                   uint32_t step, part_t* part) {
   jpp_buffer_t* const* args[kMostDevices];
@@ -145,7 +147,7 @@ static jpp_status_t* part_execute(const node_t* node, const uint32_t* ids, uint3
   return jpp_client_execute(node->client, &execute);
 }
 
-// All rows have the same sums, which are exact.
+// All devices get the same sums, which are exact.
 static jpp_status_t* part_check(const node_t* node, const uint32_t* ids, uint32_t count,
                                 uint32_t step, const part_t* part) {
   float sum = 0;
@@ -218,7 +220,7 @@ static uint32_t next_random(uint32_t* seed) {
   return *seed >> 8;
 }
 
-// Nodes draw the same sequence: some of all devices in some order, the same for all.
+// Draws some of all devices in random order; every node draws the same from one seed.
 static uint32_t draw_devices(const job_t* job, uint32_t* seed, uint32_t* ids) {
   uint32_t count = job->num_devices;
   for (uint32_t i = 0; i < count; ++i) ids[i] = i;
@@ -232,7 +234,7 @@ static uint32_t draw_devices(const job_t* job, uint32_t* seed, uint32_t* ids) {
 
 enum { kSteps = 12 };
 
-// Issues all executions, and looks at the results when that is done.
+// Issues all executions and checks the results once they are done.
 static void* train_main(void* user) {
   node_t* node = user;
   part_t parts[kSteps] = {0};
@@ -294,7 +296,7 @@ static bool is_ready(const node_t* node, jpp_event_t* event) {
   return ready;
 }
 
-// What depends on a collective waits with it, also without workers.
+// A program that depends on a collective waits with it, also without workers.
 static void test_nothing_is_done_before_all_nodes_execute(void** state) {
   (void)state;
   job_t job;
@@ -346,7 +348,7 @@ static void test_nodes_must_execute_the_same_programs(void** state) {
           "execution 0 over 2 devices is of one program on node 0 and of another "
           "one on node 1");
     }
-    // The next ones are the same, and well.
+    // The next executions are of one program, and succeed.
     for (uint32_t i = 0; i < 2; ++i) {
       ASSERT_OK(part_compile(&job.nodes[i], kAllSum, kBoth, 2, &again[i]));
       ASSERT_OK(part_execute(&job.nodes[i], kBoth, 2, 2, &again[i]));
@@ -369,7 +371,7 @@ static void test_a_failure_on_one_node_is_one_on_all(void** state) {
     for (uint32_t i = 0; i < 2; ++i) {
       ASSERT_OK(part_compile(&job.nodes[i], kAllSum, kBoth, 2, &parts[i]));
     }
-    // The second call from now: after the upload of the argument.
+    // The second counted call from now, which follows the upload.
     jpp_fake_failure_t failure = {.at = 2, .async = true};
     ASSERT_OK(jpp_fake_set_failure(job.nodes[1].client, failure));
     for (uint32_t i = 0; i < 2; ++i) {
@@ -407,7 +409,7 @@ static void test_a_node_that_leaves_fails_the_others(void** state) {
   }
 }
 
-// With its own part still waiting for the others.
+// Its own part still waits for the other nodes.
 static void test_a_node_may_leave_in_the_middle(void** state) {
   (void)state;
   for (uint32_t threads = 0; threads < 3; ++threads) {
@@ -478,13 +480,13 @@ static void test_a_program_over_nodes_is_in_no_cache(void** state) {
   job_end(&job);
 }
 
-// Every node says what is wrong, or that another one did not come; none waits for ever.
+// Every node reports the mistake, or a node that did not come; none waits for ever.
 static void test_faults_of_the_store(void** state) {
   (void)state;
   static const struct {
     test_fault_t fault;
     const char *key, *value, *text;
-    uint32_t node;  // the one whose text it is
+    uint32_t node;  // the node whose text it is
   } kFaults[] = {
       {TEST_FAULT_GET, "fake/devices/1", NULL,
        "node 0 waited for node 1: the store is gone", 0},
@@ -541,7 +543,7 @@ static void test_options_of_nodes_are_checked(void** state) {
                "expected at most 64 nodes");
 }
 
-// The n-th allocation of a node fails, alone with a store that has the others' keys.
+// The n-th allocation of a node fails; the store already has the others' keys.
 static void test_failed_allocation_anywhere_leaks_nothing(void** state) {
   (void)state;
   for (int64_t n = 0;; ++n) {

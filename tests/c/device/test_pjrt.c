@@ -1,5 +1,5 @@
-// What only a real plugin does: shared by clients, refuses options, runs FFI handlers,
-// and fails while it works.
+// Tests only real plugins: clients share them, they refuse options, run FFI handlers, and
+// report failures of running programs.
 #include "driver_under_test.h"
 #include "ffi_handler.h"
 
@@ -66,7 +66,7 @@ static XLA_FFI_Error* ffi_greedy(XLA_FFI_CallFrame* frame) {
   return ffi_fail(frame, "the handler wants more", XLA_FFI_Error_Code_RESOURCE_EXHAUSTED);
 }
 
-// The second result is there to make the program too big to run inside the call.
+// The second result makes the program too big to run inside the call.
 #define MLIR_CALL(target)                                             \
   "module @call { func.func public @main(%a: tensor<4xf32>,"          \
   " %b: tensor<4xf32>) -> (tensor<4xf32>, tensor<4x4096xf32>) {"      \
@@ -79,7 +79,7 @@ static XLA_FFI_Error* ffi_greedy(XLA_FFI_CallFrame* frame) {
   " %3 = stablehlo.multiply %1, %2 : tensor<4x4096xf32>\n"            \
   " return %0, %3 : tensor<4xf32>, tensor<4x4096xf32> } }"
 
-// Compiles and issues the call; the result may have failed.
+// Compiles the program and issues it; the result may fail later.
 static jpp_buffer_t* call_handler(jpp_client_t* client, const char* mlir,
                                   const jpp_custom_call_t* custom_call) {
   ASSERT_OK(jpp_client_register_custom_call(client, custom_call));
@@ -116,7 +116,8 @@ static void keep_status(void* user, jpp_status_t* status) {
   *(jpp_status_t**)user = status;
 }
 
-// The failure reaches the result's event, a waiter, a copy of it, and a program on it.
+// The failure reaches the result's event, a waiter, a copy of the result, and a program
+// that reads it.
 static void test_failure_travels_with_buffers_and_events(void** state) {
   jpp_client_t* client = *state;
   jpp_custom_call_t call = {

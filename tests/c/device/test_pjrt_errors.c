@@ -1,4 +1,4 @@
-// Every way in which a plugin can be no plugin. Needs no real one.
+// Every way in which a library can fail to be a plugin. Needs no real plugin.
 #include "driver_under_test.h"
 
 static jpp_status_t* create(const char* path) {

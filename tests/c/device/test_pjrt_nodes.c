@@ -1,11 +1,11 @@
-// Nodes through PJRT, with a plugin of the tests' own: what the plugin is told, what it
-// gets from the store and what it makes of errors there.
+// Nodes through PJRT, with a plugin written for the test: what options the plugin gets,
+// what it reads from the store, and how errors in the store are reported.
 #include "driver_under_test.h"
 #include "test_store.h"
 
 typedef struct node {
   jpp_pjrt_options_t options;
-  const char* act;  // what the plugin does; NULL: it meets the others
+  const char* act;  // what the plugin does; NULL: it looks for the other nodes
   uint32_t devices;
   uint32_t timeout_ms;
   test_store_t* store;
@@ -38,7 +38,7 @@ static void* create_main(void* user) {
   node->options.option_count = node->act ? 3 : 2;
   node->options.store = &store;
   node->status = jpp_client_create_pjrt(&node->options, &node->client);
-  memset(&store, 0, sizeof(store));  // the client has its own
+  memset(&store, 0, sizeof(store));  // the client has copied it
   return NULL;
 }
 

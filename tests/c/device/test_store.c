@@ -68,7 +68,7 @@ static jpp_status_t* store_put(void* user, const char* key, const void* value,
     size = strlen(store->value);
   }
   pthread_mutex_lock(&store->mutex);
-  assert_true(find_key(store, key) < 0);  // a key is put once
+  assert_true(find_key(store, key) < 0);  // each key is set once
   snprintf(store->keys[store->count], sizeof(store->keys[0]), "%s", key);
   memcpy(store->values[store->count], value, size);
   store->sizes[store->count++] = size;

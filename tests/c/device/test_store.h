@@ -1,4 +1,4 @@
-// A key-value store for tests of nodes, which fails where told.
+// A key-value store for tests of nodes, which fails on request.
 #ifndef TESTS_C_DEVICE_TEST_STORE_H_
 #define TESTS_C_DEVICE_TEST_STORE_H_
 
@@ -10,10 +10,10 @@ enum { kTestKeys = 64 };
 
 typedef enum test_fault {
   TEST_FAULT_NONE,
-  TEST_FAULT_GET,     // an error of `get`
-  TEST_FAULT_PUT,     // an error of `put`
-  TEST_FAULT_SILENT,  // nothing is put
-  TEST_FAULT_VALUE,   // something else is put
+  TEST_FAULT_GET,     // `get` fails
+  TEST_FAULT_PUT,     // `put` fails
+  TEST_FAULT_SILENT,  // `put` stores nothing
+  TEST_FAULT_VALUE,   // `put` stores another value
 } test_fault_t;
 
 typedef struct test_store {
@@ -23,7 +23,7 @@ typedef struct test_store {
   char values[kTestKeys][64];
   size_t sizes[kTestKeys];
   uint32_t count;
-  // What happens to this key; with TEST_FAULT_VALUE the value that is there instead.
+  // Sets the fault for this key; TEST_FAULT_VALUE stores the given value instead.
   test_fault_t fault;
   const char* key;
   const char* value;
@@ -32,7 +32,7 @@ typedef struct test_store {
 void test_store_init(test_store_t* store);
 void test_store_deinit(test_store_t* store);
 jpp_key_value_store_t test_store_calls(test_store_t* store);
-// Whether somebody has put this text.
+// True if this text was put under some key.
 bool test_store_has(test_store_t* store, const char* key, const char* value);
 
 #endif  // TESTS_C_DEVICE_TEST_STORE_H_

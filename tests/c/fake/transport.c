@@ -1,9 +1,9 @@
-// The fake network: packets go through lists in memory. Small data are copied when
-// they are sent; large ones stay at the sender, and are copied to the slot some rounds
-// after the packet has arrived, as a network adapter would.
+// The fake network: packets go through lists in memory. It copies small data when they
+// are sent; large data stay at the sender, and are copied to the slot some rounds after
+// the packet arrives, as a network adapter would.
 //
-// Everything that transports share is under one mutex; what net.h wants called is called
-// without it, by the thread of the transport.
+// One mutex guards all state that transports share; the callbacks of net.h are called
+// without it, on the transport's thread.
 #include "fake/transport.h"
 
 #include <pthread.h>
@@ -20,30 +20,30 @@ typedef struct fake_packet {
   uint64_t sender;  // its number
   uint64_t due;     // round
   jpp_packet_t head;
-  jpp_net_op_t* op;  // the sender's, to be told when the data are not needed any more
-  const void* data;  // the sender's, or behind this struct
+  jpp_net_op_t* op;  // the sender's op, completed when its data are no longer needed
+  const void* data;  // the sender's memory, or memory behind this struct
   size_t size;
-  jpp_net_place_t place;  // once it has arrived and is being fetched
+  jpp_net_place_t place;  // set when it has arrived and its data are being fetched
 } fake_packet_t;
 
 typedef struct fake_transport {
   jpp_net_t net;
-  uint64_t number;  // in its address; never used again
+  uint64_t number;  // part of its address; never reused
   uint64_t round;
-  uint32_t rounds;  // of delay
-  uint64_t random;  // state
+  uint32_t rounds;  // the delay
+  uint64_t random;  // state of the random generator
   struct fake_transport* next;
-  // Under g_mutex:
+  // Guarded by g_mutex:
   bool dead;
   fake_packet_t* inbox;
-  fake_packet_t* done;  // packets of this transport whose `op` is done with
+  fake_packet_t* done;  // packets of this transport whose `op` can complete
 } fake_transport_t;
 
 static pthread_mutex_t g_mutex = PTHREAD_MUTEX_INITIALIZER;
 static fake_transport_t* g_transports = NULL;
 static uint64_t g_numbers = 0;
 
-// NULL for one that is gone.
+// Returns NULL for a transport that is gone.
 static fake_transport_t* find_locked(uint64_t number) {
   fake_transport_t* transport = g_transports;
   while (transport && transport->number != number) transport = transport->next;
@@ -129,7 +129,7 @@ static bool fetch(const fake_packet_t* packet) {
   return there;
 }
 
-// False when the packet goes back to the inbox, to be fetched later.
+// Returns false to put the packet back into the inbox, to be fetched later.
 static bool take_packet(fake_transport_t* transport, fake_packet_t* packet) {
   if (packet->place.data) {
     jpp__net_received(packet->place.shard, fetch(packet));
@@ -140,7 +140,7 @@ static bool take_packet(fake_transport_t* transport, fake_packet_t* packet) {
   return !packet->place.data;
 }
 
-// Takes what is due out of the inbox.
+// Takes the packets that are due out of the inbox.
 static fake_packet_t* take_due_locked(fake_transport_t* transport) {
   fake_packet_t* due = NULL;
   for (fake_packet_t** at = &transport->inbox; *at;) {
@@ -223,7 +223,7 @@ void jpp_transport_fake_set_delay(jpp_transport_t* base, uint32_t rounds, uint64
   pthread_mutex_unlock(&g_mutex);
 }
 
-// Senders get their memory back; undeliverable packets are freed.
+// Returns memory to the senders and frees the packets that cannot be delivered.
 static void die_locked(fake_transport_t* transport) {
   transport->dead = true;
   while (transport->inbox) {
@@ -306,7 +306,7 @@ static void fake_destroy(jpp_transport_t* base) {
   jpp_free(transport);
 }
 
-// The processor copies: memory need not be known.
+// The processor copies, so memory needs no registration.
 static jpp_status_t* fake_register(jpp_transport_t* transport, void* data, size_t size,
                                    jpp_transport_memory_t** out_memory) {
   (void)transport, (void)data, (void)size, (void)out_memory;

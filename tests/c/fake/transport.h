@@ -11,18 +11,18 @@
 
 #include "jaxpp/transport.h"
 
-// jpp_transport_create() with these two drivers as well.
+// jpp_transport_create(), which also knows these two drivers.
 jpp_status_t* test_transport_create(const jpp_transport_options_t* options,
                                     jpp_transport_t** out_transport) JPP_MUST_USE;
 
 // Packets to this transport arrive after 1 to `rounds` calls of its progress, drawn from
-// `seed`; fetching large data takes as long again. 1, as at first: in order, at the next
-// call.
+// `seed`; fetching large data takes as long again. With 1, the default, they arrive in
+// order, at the next call.
 void jpp_transport_fake_set_delay(jpp_transport_t* transport, uint32_t rounds,
                                   uint64_t seed);
 
-// The transport's process dies: what it sent and what was not taken yet is lost, its
-// peers notice at their next progress. It can only be destroyed from now on. Any thread.
+// The transport's process dies: what it sent and has not delivered is lost; its peers
+// notice in their next progress call. From now on it can only be destroyed. Any thread.
 void jpp_transport_fake_kill(jpp_transport_t* transport);
 
 #endif  // TESTS_C_FAKE_TRANSPORT_H_

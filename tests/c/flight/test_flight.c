@@ -173,12 +173,12 @@ static void test_a_channel_without_room(void** state) {
   run_to(&first, 3, 1);
   run_to(&second, 2, 1);  // has taken nothing since
   char* text = report();
-  expect(text, "rank 0: step 3, send; rank 1 has made no room\n");
+  expect(text, "rank 0: step 3, send; rank 1 has no free slot\n");
   expect(text, "rank 1: step 2, recv; rank 0 has sent it\n");
   jpp_text_free(text);
   run_to(&second, 2, 2);
   text = report();
-  expect(text, "rank 0: step 3, send; rank 1 has room for it\n");
+  expect(text, "rank 0: step 3, send; rank 1 has a free slot\n");
   jpp_text_free(text);
   jpp__flight_close(&first);
   jpp__flight_close(&second);
@@ -189,7 +189,8 @@ static void test_between_steps(void** state) {
   jpp_flight_t first = record_rank(0, 2);
   run_to(&first, 2, kInstrs);
   char* text = report();
-  expect(text, "rank 0: step 2: all is issued, its devices work\n");
+  expect(text,
+         "rank 0: step 2: all instructions issued, the devices have not finished\n");
   jpp_text_free(text);
   jpp__flight_finished(&first, 2);
   text = report();

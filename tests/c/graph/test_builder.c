@@ -69,7 +69,7 @@ static void test_ranks_are_those_of_an_output(void** state) {
   static const uint32_t kRanks[] = {0, 9};
   jpp_graph_builder_t* builder = create();
   ASSERT_FAILS(jpp_graph_builder_leave_output(builder, kRanks, 1), JPP_GRAPH_ERROR,
-               "expected an output to leave on ranks");
+               "expected an output before the ranks that it is left on");
   jpp_graph_builder_destroy(builder);
   builder = create();
   ASSERT_OK(jpp_graph_builder_add_output(builder, 0, NULL, JPP_NONE));
@@ -84,7 +84,7 @@ static void test_ranks_are_those_of_an_argument(void** state) {
   jpp_graph_builder_t* builder = NULL;
   ASSERT_OK(jpp_graph_builder_create("g", 3, &builder));
   ASSERT_FAILS(jpp_graph_builder_give_arg(builder, kRanks, 1), JPP_GRAPH_ERROR,
-               "expected an argument to give on ranks");
+               "expected an argument before the ranks that it is given on");
   jpp_graph_builder_destroy(builder);
   builder = create();
   ASSERT_FAILS(jpp_graph_builder_give_arg(builder, kRanks, 2), JPP_GRAPH_ERROR,

@@ -66,7 +66,7 @@ static void test_shards_survive(void** state) {
   jpp_text_free(printed);
 }
 
-// Bytes of s4 on one of three devices are those on one of two: what can not be is not
+// Bytes of s4 on one of three devices are those on one of two: what cannot be is not
 // printed, since it could not be read.
 static void test_memories_survive(void** state) {
   (void)state;

@@ -97,7 +97,7 @@ static int act_killed(uint32_t process) {
 }
 
 static int act_stopped(uint32_t process) {
-  return hit(process, SIGSTOP, "nothing was heard of it for 1 s");
+  return hit(process, SIGSTOP, "it has sent nothing for 1 s");
 }
 
 static int act_failing(uint32_t process) {

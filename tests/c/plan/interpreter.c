@@ -1,5 +1,5 @@
-// Runs a graph op by op, microbatch after microbatch, and the programs of all ranks
-// instruction by instruction, a rank until it waits: both must give the same numbers.
+// Runs a graph op by op for each microbatch, and the programs of all ranks instruction by
+// instruction, each rank until it waits: both must compute the same numbers.
 #include "interpreter.h"
 
 #include <stdlib.h>
@@ -30,7 +30,7 @@ static uint64_t reduce(uint8_t kind, uint64_t state, uint64_t value, uint64_t in
   return state + mix(mix(kind, value), index);
 }
 
-// Ops of graphs, and those that the planner makes. `values` is [num_values].
+// Computes ops of graphs, and ops that the planner adds. `values` is [num_values].
 static void run_op(const jpp_graph_t* graph, const jpp_op_t* op, uint64_t* values) {
   uint64_t* out = values + op->first_output;
   uint64_t hash =
@@ -118,10 +118,10 @@ typedef struct machine {
   const jpp_plan_t* plan;
   reg_t** registers;  // [ranks]
   uint32_t* at;       // [ranks]
-  array_t** queues;   // [channels] every message ever sent
+  array_t** queues;   // [channels] all messages sent so far
   uint32_t *sent, *taken;
   uint64_t* values;       // [staged values] scratch of one task run
-  uint64_t* output_bits;  // [outputs] of the last rank that has it; 0: none yet
+  uint64_t* output_bits;  // [outputs] on the last rank that has it; 0: none yet
   outcome_t outcome;
 } machine_t;
 
@@ -136,7 +136,7 @@ static bool read_reg(machine_t* m, uint32_t rank, uint32_t reg, array_t* out_arr
   return true;
 }
 
-// What a run or a send reads.
+// Reads the operand of a run or a send.
 static bool read_device_reg(machine_t* m, uint32_t rank, uint32_t reg,
                             array_t* out_array) {
   if (m->registers[rank][reg].memory != JPP_MEMORY_DEVICE) return broken(m);
@@ -196,7 +196,7 @@ static bool run_task(machine_t* m, uint32_t rank, const jpp_instr_t* instr,
   return true;
 }
 
-// True when the actor may go on.
+// Returns true if the actor can continue.
 static bool run_instr(machine_t* m, uint32_t rank, const jpp_instr_t* instr) {
   const jpp_program_t* program = &m->plan->programs[rank];
   const uint32_t* operands = program->operands + instr->first_operand;
@@ -255,7 +255,7 @@ static void fill_given(machine_t* m, uint32_t rank) {
   }
 }
 
-// What is left when all is done: outputs, and nothing else that the program owns.
+// Only outputs may be left when all is done, nothing else that the program owns.
 static void compare_ends(machine_t* m, uint32_t rank, const uint64_t* expected) {
   const jpp_program_t* program = &m->plan->programs[rank];
   for (uint32_t i = 0; i < program->num_outputs; ++i) {
@@ -295,7 +295,7 @@ static bool is_wanted_on(const jpp_graph_output_t* output, uint32_t rank) {
   return false;
 }
 
-// Every output is on some rank, or on those on which it is to be.
+// Checks that every output is on some rank, or on the ranks that the graph names.
 static void find_outputs(machine_t* m) {
   const jpp_graph_t* graph = m->plan->staged->graph;
   for (uint32_t i = 0; i < graph->num_outputs; ++i) {

@@ -1,5 +1,5 @@
-// Reads the graph texts of tests/golden/graphs and plans them, or any other text, through
-// the one door that everybody takes.
+// Reads the graph texts of tests/golden/graphs, or any other text, and plans them through
+// the public function.
 #include "plan_util.h"
 
 #include <stdio.h>

@@ -1,10 +1,10 @@
-// A graph text taken through the whole planner, for tests.
+// Plans a graph text for tests, with every part of the planner.
 #ifndef TESTS_C_PLAN_UTIL_H_
 #define TESTS_C_PLAN_UTIL_H_
 
 #include "jaxpp/plan.h"
 
-// What to plan with; 0 and NULL: what the text says.
+// How to plan; 0 and NULL: as the text says.
 typedef struct plan_options {
   const char* schedule;
   uint32_t stages, ranks, slots;
@@ -15,7 +15,7 @@ enum { PLAN_MAX_LOOPS = 4 };
 typedef struct planned {
   jpp_graph_t* graph;                     // owned
   jpp_schedule_t* given[PLAN_MAX_LOOPS];  // owned; NULL where the planner built one
-  jpp_planned_t* made;                    // owned, what follows is its
+  jpp_planned_t* made;                    // owned, as what follows
   uint32_t ranks;
   const jpp_schedule_t* const* schedules;
   const jpp_staged_t* staged;
@@ -24,20 +24,21 @@ typedef struct planned {
   bool offload;  // every value counts as 4 KiB, and activations are offloaded
 } planned_t;
 
-// Free *out_planned with plan_free() also after a failure.
+// Free *out_planned with plan_free(), also after a failure.
 jpp_status_t* plan_text(const char* text, const plan_options_t* options,
                         planned_t* out_planned);
-// A file of tests/golden/graphs, by its name without ".jpp".
+// Plans a file of tests/golden/graphs, by its name without ".jpp".
 jpp_status_t* plan_file(const char* name, const plan_options_t* options,
                         planned_t* out_planned);
-// The graph and the given schedules, on planned->ranks.
+// Plans the graph with the given schedules, on planned->ranks.
 jpp_status_t* plan_scheduled(planned_t* planned, uint32_t slots);
 void plan_free(planned_t* planned);
 
-// The text of tests/golden/graphs/NAME.jpp, to be freed; fails the test if there is none.
+// Returns the text of tests/golden/graphs/NAME.jpp, which the caller frees; fails the
+// test if there is none.
 char* graph_text(const char* name);
 
-// The graphs there that can be planned; NULL behind the last.
+// The graphs in that folder that can be planned; NULL after the last one.
 extern const char* const kGraphs[];
 
 #endif  // TESTS_C_PLAN_UTIL_H_

@@ -24,7 +24,7 @@ typedef struct pool {
 
 static void put(pool_t* pool, uint32_t value) { pool->ids[pool->count++] = value; }
 static uint32_t any(const pool_t* pool) { return pool->ids[pick(pool->count)]; }
-// One of the last few: chains are longer so.
+// Chooses one of the last few values, which makes longer chains.
 static uint32_t recent(const pool_t* pool) {
   uint32_t back = pick(3) + 1;
   return pool->ids[pool->count > back ? pool->count - back : 0];
@@ -38,16 +38,16 @@ typedef struct maker {
   uint32_t names;
   uint32_t index;
   bool backward, last_mark;
-  bool layered;   // each stage has the same ops, and the first and last one some more
+  bool layered;   // each stage has the same ops; the first and the last have more
   uint32_t code;  // of the ops that are added; 0: none
   uint32_t task_ranks[2], num_task_ranks;  // of the op that is added
   pool_t args;                             // small and large ones
-  pool_t outside;                          // what ops outside the loops made
+  pool_t outside;                          // values of ops outside the loops
   pool_t forward[kMaxStages], transposed[kMaxStages], marked[kMaxStages];
   pool_t results;
   bool is_large[kMaxValues];
   bool is_host[kMaxValues];  // in pinned host memory
-  bool is_next[kMaxValues];  // an output is this argument in the next step
+  bool is_next[kMaxValues];  // an output replaces this argument in the next step
 } maker_t;
 
 static const int64_t kSmall[] = {4}, kLarge[] = {2048};
@@ -68,7 +68,7 @@ static uint32_t add_op(maker_t* m, jpp_op_kind_t kind, uint32_t attr, uint8_t fl
                        inputs_t inputs, bool large) {
   char name[32];
   snprintf(name, sizeof(name), "op%u", m->names++);
-  // Marks and sums have the type of their inputs.
+  // Marks and sums keep the type of their inputs.
   bool host = kind == JPP_OP_CALL ? !m->code && pick(6) == 0 : m->is_host[inputs.ids[0]];
   jpp_type_t type = type_of(large, host);
   jpp_op_desc_t desc = {.struct_size = sizeof(desc),
@@ -84,7 +84,7 @@ static uint32_t add_op(maker_t* m, jpp_op_kind_t kind, uint32_t attr, uint8_t fl
                         .code = m->code,
                         .ranks = m->task_ranks,
                         .num_ranks = m->num_task_ranks};
-  if (m->code) desc.cost = 1e7F;  // worth a task of its own
+  if (m->code) desc.cost = 1e7F;  // large enough for a separate task
   uint32_t value = 0;
   ASSERT_OK(jpp_graph_builder_add_op(m->builder, &desc, &value));
   m->is_large[value] = large;
@@ -105,7 +105,7 @@ static uint32_t add_call(maker_t* m, uint8_t flags, const pool_t* near,
   return add_op(m, JPP_OP_CALL, 0, flags, (inputs_t){count, inputs}, pick(3) == 0);
 }
 
-// A task that the user wrote, on any rank, or on two.
+// A task that the user defined, on one rank or on two.
 static uint32_t add_task(maker_t* m, uint8_t flags, const pool_t* near,
                          const pool_t* far) {
   uint32_t inputs[] = {any(near), any(far), recent(near)}, count = pick(4);
@@ -119,7 +119,7 @@ static uint32_t add_task(maker_t* m, uint8_t flags, const pool_t* near,
   return value;
 }
 
-// The ops that each stage has.
+// Adds the ops that every stage has.
 static void add_layer(maker_t* m, uint8_t flags, pool_t* here, const pool_t* kept) {
   enum { kOps = 9 };
   uint32_t values[kOps + 1] = {here->count ? last(here) : any(&m->args)};
@@ -137,7 +137,7 @@ static bool has_more(const maker_t* m, uint32_t stage) {
   return !m->layered || ((stage == 0 || stage + 1 == m->stages) && pick(4));
 }
 
-// Some of the ranks, of what was added last.
+// Sets random ranks for what was added last.
 static void set_ranks(const maker_t* m,
                       jpp_status_t* (*set)(jpp_graph_builder_t* builder,
                                            const uint32_t* ranks, uint32_t count)) {
@@ -171,7 +171,7 @@ static void add_outside(maker_t* m, uint32_t count) {
   }
 }
 
-// A sum of values alike in type, of any of the pools.
+// Sums values of the same type from any of the pools.
 static uint32_t add_sum(maker_t* m, uint8_t flags, const pool_t* pools, uint32_t count) {
   uint32_t total = JPP_NONE;
   for (uint32_t i = 0; i < count * 3; ++i) {
@@ -206,7 +206,7 @@ static void add_forward(maker_t* m) {
     if (has_more(m, s)) {
       for (uint32_t i = pick(5); i-- > 0;) put(here, add_call(m, 0, here, far));
     }
-    if (m->layered && s == 0) {  // else all of it might leave the loop
+    if (m->layered && s == 0) {  // else everything might be moved out of the loop
       uint32_t inputs[] = {m->index, here->count ? last(here) : any(&m->args)};
       put(here, add_op(m, JPP_OP_CALL, 0, 0, (inputs_t){2, inputs}, false));
     }
@@ -226,7 +226,7 @@ static void add_backward(maker_t* m) {
     }
     if (m->layered) add_layer(m, JPP_OP_BACKWARD, here, &m->forward[s]);
     if (s && pick(6)) {
-      // What crosses to the stage before begins behind its mark.
+      // A value that goes to the previous stage begins behind its mark.
       add_mark(m, JPP_OP_MARK_BACKWARD, s - 1, here, &m->transposed[s - 1]);
     }
   }
@@ -270,7 +270,7 @@ static void add_loop(maker_t* m) {
   m->index = JPP_NONE;
 }
 
-// An argument of a value's type that no output becomes yet in the next step, or JPP_NONE.
+// Returns an argument of the value's type that no output replaces yet, or JPP_NONE.
 static uint32_t take_arg(maker_t* m, uint32_t value) {
   for (uint32_t i = 0; i < m->args.count; ++i) {
     uint32_t arg = m->args.ids[i];
@@ -295,13 +295,13 @@ static void add_outputs(maker_t* m) {
   }
 }
 
-// One in six is written by hand, without a loop.
+// One step in six is written by hand, without a loop.
 static void add_loops(maker_t* m) {
   uint32_t loops = pick(6) ? (pick(5) ? 1 : 2) : 0;
   if (!loops) {
     for (uint32_t i = pick(30) + 3; i > 0; --i) {
       const pool_t* near = m->outside.count ? &m->outside : &m->args;
-      // One at least runs.
+      // At least one of them runs.
       uint8_t flags = i == 1 ? JPP_OP_EFFECT : 0;
       put(&m->outside, add_task(m, flags, near, &m->args));
     }

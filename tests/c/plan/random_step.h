@@ -1,10 +1,10 @@
-// Random steps, shaped as autodiff shapes them.
+// Random steps in the form that autodiff produces.
 #ifndef TESTS_C_RANDOM_STEP_H_
 #define TESTS_C_RANDOM_STEP_H_
 
 #include "plan_util.h"
 
-// A graph and a schedule for each of its loops, to be planned by plan_scheduled() with
+// Makes a graph and a schedule for each of its loops, to pass to plan_scheduled() with
 // *out_slots; the same for the same seed. Free with plan_free(). One thread at a time.
 planned_t random_step(uint64_t seed, uint32_t* out_slots);
 

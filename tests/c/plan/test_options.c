@@ -1,5 +1,5 @@
-// Every function that takes options reads those of a caller of another version: the same
-// sizes and bytes are tried on all of them.
+// Every function that takes options accepts option structs of other versions: all are
+// tried with the same sizes and bytes.
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -13,7 +13,7 @@
 #include "plan_util.h"
 #include "schedule_util.h"
 
-static planned_t g_planned;  // mlp2, on which they work
+static planned_t g_planned;  // mlp2, the graph that all functions get
 static const jpp_cost_t kCosts[] = {{1, 1, 1}, {1, 1, 1}};
 
 static jpp_status_t* call_timeline(const void* options) {
@@ -112,7 +112,7 @@ static jpp_status_t* call_channel(const void* spec) {
   return status;
 }
 
-// A client of one device is not enough for two ranks.
+// A client with one device is too small for two ranks.
 static jpp_status_t* call_runtime(const void* options) {
   jpp_runtime_t* runtime = NULL;
   jpp_status_t* status = jpp_runtime_create(options, &runtime);
@@ -170,7 +170,7 @@ static jpp_status_t* call_cache_key(const void* request) {
   return jpp_client_cache_key(g_client, request, key);
 }
 
-// Without an executable, which is a NULL where a pointer is needed.
+// Without an executable: NULL where a pointer is required.
 static jpp_status_t* call_execute(const void* execute) {
   return jpp_client_execute(g_client, execute);
 }
@@ -241,14 +241,15 @@ typedef struct entry {
   jpp_status_t* (*call)(const void* options);
   const void* options;     // valid ones
   size_t size;             // of them
-  jpp_status_code_t code;  // what becomes of them
+  jpp_status_code_t code;  // expected outcome
 } entry_t;
 
-// The call with the options' first bytes, zeros up to `size`, `last` in the last byte,
-// and this struct_size.
+// Calls the function with the first bytes of valid options, then zeros up to `size`,
+// `last` in the last byte, and this struct_size.
 static jpp_status_t* call_with(const entry_t* entry, size_t struct_size, size_t size,
                                uint8_t last) {
-  uint8_t* bytes = calloc(1, size);  // just as many, so that the sanitizer sees one more
+  // Exactly `size` bytes, so that the sanitizer detects reads past them.
+  uint8_t* bytes = calloc(1, size);
   assert_non_null(bytes);
   memcpy(bytes, entry->options, size < entry->size ? size : entry->size);
   memcpy(bytes, &struct_size, sizeof(struct_size));

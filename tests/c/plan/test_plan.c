@@ -1,4 +1,4 @@
-// The one door to the planner: what its options mean, and what it refuses.
+// The planner's public function: its options, and what it refuses.
 #include <stdlib.h>
 
 #include "base/alloc.h"
@@ -40,7 +40,7 @@ static void test_parts_are_made_up_to_the_last(void** state) {
 static void refuse(const char* text, const jpp_plan_options_t* options,
                    jpp_status_code_t code, const char* message) {
   jpp_graph_t* graph = parse(text);
-  jpp_planned_t* planned = (jpp_planned_t*)graph;  // must become NULL
+  jpp_planned_t* planned = (jpp_planned_t*)graph;  // the call sets it to NULL
   ASSERT_FAILS(jpp_plan_graph(graph, options, &planned), code, message);
   assert_null(planned);
   jpp_graph_destroy(graph);
@@ -151,8 +151,8 @@ static void test_bytes_are_those_that_were_measured(void** state) {
   jpp_graph_destroy(graph);
 }
 
-// Whether all runs of the program's tasks, but those of the first microbatch, share the
-// lists of their values.
+// True if all runs of a task, except those of the first microbatch, share their lists of
+// values.
 static bool values_are_shared(const jpp_program_t* program) {
   for (uint32_t i = 0; i < program->num_instrs; ++i) {
     const jpp_instr_t* a = &program->instrs[i];

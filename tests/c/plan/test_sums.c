@@ -1,5 +1,5 @@
-// Sums take their microbatches in order: what the planner refuses of a loop with sums,
-// the schedule's own proof refuses, and nothing else.
+// Sums add their microbatches in order: the planner refuses a loop with sums if and only
+// if the schedule's proof refuses its schedule.
 #include <stdlib.h>
 
 #include "plan_util.h"
@@ -14,7 +14,7 @@ static uint32_t random_below(uint32_t bound) {
   return (uint32_t)((g_random >> 33) % bound);
 }
 
-// Rows in a random order in which they run; stage s on rank s.
+// The rows in a random order that can run; stage s is on rank s.
 typedef struct random_rows {
   jpp_schedule_task_t tasks[kStages][kMostTasks];
   jpp_schedule_row_t rows[kStages];
@@ -30,7 +30,8 @@ static bool can_run(const random_rows_t* rows, uint32_t kind, uint32_t s, uint32
   return rows->ran[0][s][mb] && (s + 1 == kStages || rows->ran[back - 1][s + 1][mb]);
 }
 
-// Tasks that can run are tried in order of microbatches `order` times in five.
+// `order` times in five it tries the first microbatch that the stage has not run,
+// otherwise a random one.
 static void fill(random_rows_t* rows, bool split, uint32_t order) {
   static const uint32_t kWhole[] = {JPP_TASK_FWD, JPP_TASK_BWD};
   static const uint32_t kSplit[] = {JPP_TASK_FWD, JPP_TASK_BWD_I, JPP_TASK_BWD_W};

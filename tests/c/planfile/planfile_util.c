@@ -1,5 +1,6 @@
-// Fills a plan file's contents from a plan: modules are pieces of one text that differ in
-// length, layouts follow from the types, results replace arguments of their type.
+// Fills the contents of a plan file from a plan: modules are pieces of one text with
+// different lengths, layouts follow from the types, and results replace arguments of
+// their type.
 #include "planfile_util.h"
 
 #include <stdio.h>
@@ -46,7 +47,7 @@ static void make_layouts(made_contents_t* made, uint32_t devices) {
   made->contents.layouts = made->layouts;
 }
 
-// Every second task with ops shares the module of the one before.
+// Every second task with ops shares the module of the previous one.
 static void make_modules(made_contents_t* made) {
   const jpp_staged_t* staged = made->contents.planned->staged;
   uint32_t with_ops = 0;

@@ -1,5 +1,5 @@
-// Contents of plan files, made of a plan alone: for each kind of part something that
-// tells it from the others.
+// Makes the contents of a plan file from a plan alone, varied enough that a test notices
+// when parts are mixed up.
 #ifndef TESTS_C_PLANFILE_UTIL_H_
 #define TESTS_C_PLANFILE_UTIL_H_
 
@@ -18,15 +18,15 @@ typedef struct made_contents {
   char* text;  // of modules and constants
 } made_contents_t;
 
-// The last argument is a constant if there are two or more. `devices_per_rank` over 1:
-// with layouts, in which device d has the d-th part of the first dimension that it
-// divides. Free with contents_free().
+// If there are two or more arguments, the last one is a constant. With `devices_per_rank`
+// over 1 there are layouts: device d has the d-th part of the first dimension that the
+// number of devices divides. Free with contents_free().
 made_contents_t contents_of(const jpp_planned_t* planned, uint32_t devices_per_rank);
 void contents_free(made_contents_t* made);
 
-// The bytes of a file of these contents, to be freed.
+// Returns the bytes of a file with these contents; the caller frees them.
 unsigned char* contents_bytes(const jpp_planfile_contents_t* contents, size_t* out_size);
-// Makes the size and the checksum those of the bytes, whatever they are.
+// Corrects the size and the checksum in the file to match the bytes.
 void seal_bytes(unsigned char* bytes, size_t size);
 
 #endif  // TESTS_C_PLANFILE_UTIL_H_

@@ -1,5 +1,5 @@
-// Damaged files: every cut, flipped bits, other kinds and newer forms are errors, and
-// what has the right checksum and is wrong all the same, too.
+// Damaged files: cut files, flipped bits, other kinds of file and newer formats are
+// errors, and so are wrong contents with the right checksum.
 #include <stdlib.h>
 
 #include "plan_util.h"
@@ -27,7 +27,8 @@ static int drop_file(void** state) {
   return 0;
 }
 
-// A copy that ends where memory ends, so that the sanitizer sees one byte more.
+// Copies the bytes to an allocation of their size, so that the sanitizer detects reads
+// past it.
 static unsigned char* copy_of(size_t size) {
   unsigned char* bytes = malloc(size ? size : 1);
   memcpy(bytes, g_bytes, size);
@@ -35,7 +36,7 @@ static unsigned char* copy_of(size_t size) {
 }
 
 static jpp_status_t* try_read(const unsigned char* bytes, size_t size) {
-  jpp_planfile_t* file = (jpp_planfile_t*)&g_planned;  // must become NULL
+  jpp_planfile_t* file = (jpp_planfile_t*)&g_planned;  // the call sets it to NULL
   jpp_status_t* status = jpp_planfile_read("it", bytes, size, &file);
   assert_int_equal(status != NULL, file == NULL);
   jpp_planfile_destroy(file);
@@ -101,7 +102,8 @@ static void test_newer_forms(void** state) {
 
 // --- With the right checksum ----------------------------------------------------------
 
-// The file with the first `from` of the header made `to`, of the same length.
+// Returns the file with the first `from` of the header replaced by `to`, which has the
+// same length.
 static void change_header(const char* from, const char* to, jpp_status_code_t code,
                           const char* message) {
   unsigned char* bytes = copy_of(g_size);
@@ -140,7 +142,7 @@ static void test_headers_that_say_something_else(void** state) {
                 "it:1: ");
 }
 
-// Another planner's plan, of the same graph.
+// The plan of another planner for the same graph.
 static void test_another_plan_is_not_run(void** state) {
   (void)state;
   unsigned char* bytes = copy_of(g_size);
@@ -155,7 +157,8 @@ static void test_another_plan_is_not_run(void** state) {
   free(bytes);
 }
 
-// Any change of what is planned is an error; of modules, names and the like it is not.
+// A file with other planning inputs is an error; other modules, names and the like are
+// not.
 static void test_random_changes_are_read_or_refused(void** state) {
   (void)state;
   unsigned char* bytes = copy_of(g_size);

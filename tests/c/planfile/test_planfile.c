@@ -1,5 +1,4 @@
-// What is saved comes back, of every plan there is, and what can not be saved leaves the
-// file that was there.
+// Every plan is read back as it was saved, and a failed save leaves the previous file.
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -107,7 +106,7 @@ static void round_trip(const planned_t* planned, uint32_t slots, uint32_t per_ra
   assert_string_equal(file->path, "here");
   assert_non_null(strstr(file->maker, "jaxpp "));
   expect_same(&made.contents, &file->contents);
-  // And what came back makes the same file again.
+  // What was read back makes the same file again.
   size_t again_size = 0;
   unsigned char* again = contents_bytes(&file->contents, &again_size);
   assert_int_equal(size, again_size);
@@ -146,7 +145,7 @@ static jpp_status_t* halve(void* context, const jpp_staged_t* staged,
   return NULL;
 }
 
-// Bytes on a device are those that the plan was made with; ranks may be the options'.
+// The bytes that the options' `measure` returned, and the other options, are saved.
 static void test_options_of_the_plan_come_back(void** state) {
   (void)state;
   planned_t planned;
@@ -251,7 +250,7 @@ static void test_a_file_that_can_not_be_written_stays(void** state) {
   assert_non_null(mkdtemp(g_folder));
   ASSERT_OK(jpp_planfile_save(&made.contents, path_of("plan")));
   long size = size_of(path_of("plan"));
-  // As a full disk: a write beyond the limit fails.
+  // Fails like a full disk: writes beyond the limit return an error.
   struct rlimit before, limit = {.rlim_cur = 1000, .rlim_max = RLIM_INFINITY};
   assert_int_equal(getrlimit(RLIMIT_FSIZE, &before), 0);
   limit.rlim_max = before.rlim_max;
@@ -269,7 +268,7 @@ static void test_a_file_that_can_not_be_written_stays(void** state) {
   ASSERT_OK(jpp_planfile_load(path_of("plan"), &file));
   jpp_planfile_destroy(file);
   unlink(path_of("plan"));
-  assert_int_equal(rmdir(g_folder), 0);  // nothing else was left there
+  assert_int_equal(rmdir(g_folder), 0);  // no other file was left
   contents_free(&made);
   plan_free(&planned);
 }

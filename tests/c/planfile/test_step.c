@@ -1,4 +1,4 @@
-// A step from a file runs as the one that was saved, on the fake device.
+// A step read from a file runs like the step that was saved, on the fake device.
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -7,7 +7,7 @@
 
 enum { kMostArrays = 32 };
 
-// The model's plan with the programs of its tasks, saved and read again.
+// Saves the model's plan with the programs of its tasks and reads it again.
 static jpp_planfile_t* save_and_read(const model_t* model) {
   made_contents_t made = contents_of(model->planned, model->options.devices_per_rank);
   jpp_planfile_contents_t contents = made.contents;
@@ -21,7 +21,7 @@ static jpp_planfile_t* save_and_read(const model_t* model) {
   }
   contents.num_modules = tasks;
   contents.modules = modules;
-  contents.layouts = NULL;  // every device has all of each array, as the model's
+  contents.layouts = NULL;  // every device has the whole of each array, as in the model
   size_t size = 0;
   unsigned char* bytes = contents_bytes(&contents, &size);
   jpp_planfile_t* file = NULL;
@@ -45,7 +45,7 @@ static float last_number(const jpp_planfile_step_t* step, uint32_t output,
   return data[jpp_type_bytes(type) / sizeof(float) - 1];
 }
 
-// The step's constant is given the bytes that the model's last argument has.
+// Gives the step's constant the bytes of the model's last argument.
 static void run_step(const jpp_planfile_t* file, jpp_client_t* client, float* numbers) {
   const jpp_graph_t* graph = file->contents.planned->graph;
   uint32_t args = graph->num_args - file->contents.num_constants, devices[64];
@@ -84,7 +84,7 @@ static void run_both(const char* text, uint32_t devices_per_rank) {
   float expected[kMostArrays], found[kMostArrays];
   model_run(model, expected);
   jpp_planfile_t* file = save_and_read(model);
-  // What contents_of() took for a constant is an argument like the others here.
+  // The array that contents_of() made a constant is an argument here.
   file->contents.num_constants = 0;
   run_step(file, model->client, found);
   for (uint32_t o = 0; o < model->graph->num_outputs; ++o) {

@@ -94,7 +94,7 @@ static bool costs_a_call(const reference_t* ref, const jpp_instr_t* instr) {
   return instr->kind != JPP_INSTR_DELETE && ref->machine->call > 0;
 }
 
-// Visits the ranks of a process until a call begins or nothing can be issued.
+// Visits the ranks of a process until a call begins or nothing more can be issued.
 static bool issue_process(reference_t* ref, uint32_t process) {
   bool any = false;
   uint32_t in_flight = ref->options->steps_in_flight ? ref->options->steps_in_flight : 2;
@@ -115,7 +115,7 @@ static bool issue_process(reference_t* ref, uint32_t process) {
         for (uint32_t r = 0; r < ref->plan->ranks; ++r) {
           if (!in_process(ref, r, process)) continue;
           ref->at[r] = 0;
-          // All that it reads is there: token 0.
+          // Everything that it reads is there: token 0.
           for (uint32_t i = 0; i < ref->plan->programs[r].num_registers; ++i) {
             ref->registers[r][i] = 0;
           }
@@ -147,7 +147,7 @@ static bool issue_process(reference_t* ref, uint32_t process) {
   return any;
 }
 
-// What issuing threads do now; false if nothing.
+// Issues what issuing threads can issue now; returns false if that is nothing.
 static bool issue_all(reference_t* ref) {
   bool any = false;
   for (uint32_t p = 0; p < ref->plan->ranks; ++p) {
@@ -161,7 +161,8 @@ static bool issue_all(reference_t* ref) {
   return any;
 }
 
-// Starts runs up to one that ends at once, and lets messages arrive. Whether any did.
+// Starts runs, up to one that ends at once, and delivers messages. Returns true if any
+// did.
 static bool settle(reference_t* ref) {
   bool any = false;
   for (uint32_t i = 0; i < ref->num_items; ++i) {
@@ -180,7 +181,7 @@ static bool settle(reference_t* ref) {
     item->done = true;
     item->end = ref->now;
     for (uint32_t k = 0; k < item->num_results; ++k) ref->ready[item->results[k]] = true;
-    return true;  // the messages of this run leave before those of the next
+    return true;  // the messages of this run are sent before those of the next one
   }
   for (uint32_t i = 0; i < ref->num_letters; ++i) {
     letter_t* letter = &ref->letters[i];
@@ -192,7 +193,8 @@ static bool settle(reference_t* ref) {
   return any;
 }
 
-// The messages whose values exist leave, those of one run in the order of their sends.
+// Sends the messages whose values exist; messages of one run leave in the order of their
+// sends.
 static bool depart_letters(reference_t* ref, double* link_free) {
   bool any = false;
   for (uint32_t i = 0; i < ref->num_letters; ++i) {
@@ -232,7 +234,7 @@ static double speed_of(const reference_t* ref, uint32_t host) {
   return machine->cores && wanted > machine->cores ? machine->cores / wanted : 1;
 }
 
-// Moves the clock to the next event, unless nothing is left to happen.
+// Moves the clock to the next event; returns false if there is none.
 static bool pass_time(reference_t* ref) {
   double next = INFINITY, speeds[kMaxRanks];
   for (uint32_t h = 0; h < ref->plan->ranks; ++h) speeds[h] = speed_of(ref, h);

@@ -1,5 +1,5 @@
-// A prediction that is slow and simple enough to be believed: it keeps everything in
-// lists that it searches, and the work that is left of every job.
+// A slow prediction that is simple enough to trust: it searches lists of everything, and
+// tracks the remaining work of every job.
 #ifndef TESTS_C_PREDICT_REFERENCE_H_
 #define TESTS_C_PREDICT_REFERENCE_H_
 
@@ -8,7 +8,7 @@
 enum { kMaxTokens = 1 << 16, kMaxRanks = 8, kMaxItems = 1 << 14 };
 
 typedef struct item {
-  uint32_t rank, instr, step;  // of a run
+  uint32_t rank, instr, step;  // index of a run
   uint32_t args[256], results[256];
   uint32_t num_args, num_results, device;
   bool running, done;
@@ -16,7 +16,7 @@ typedef struct item {
 } item_t;
 
 typedef struct letter {
-  uint32_t channel, token, out;  // the value, and the value when received
+  uint32_t channel, token, out;  // the value, and the received value
   double bytes, arrival;
   bool departed, arrived, received;
   bool moves, to_host;  // a move of `rank`, not a message
@@ -35,14 +35,14 @@ typedef struct reference {
   uint32_t num_letters;
   uint32_t* registers[kMaxRanks];  // tokens
   uint32_t at[kMaxRanks];
-  uint32_t step[kMaxRanks], turn[kMaxRanks];  // of a process
+  uint32_t step[kMaxRanks], turn[kMaxRanks];  // index of a process
   bool ran[kMaxRanks], advanced[kMaxRanks];
-  double call_left[kMaxRanks];  // of a process; < 0: in no call
+  double call_left[kMaxRanks];  // index of a process; < 0: in no call
   double now;
 } reference_t;
 
-// Runs the plan on the machine of the options, which has all its lists but `links`. Free
-// it with free_reference().
+// Predicts the plan on the machine of the options, which has every list except `links`.
+// Free it with free_reference().
 reference_t* run_reference(const jpp_plan_t* plan, const jpp_predict_options_t* options);
 void free_reference(reference_t* ref);
 

@@ -1,5 +1,5 @@
-// Predictions against the simulation of a schedule, and against a reference that is slow
-// and simple enough to be believed.
+// Compares predictions with the simulation of a schedule, and with a slow reference that
+// is simple enough to trust.
 #include <math.h>
 #include <stdio.h>
 
@@ -11,7 +11,7 @@
 #include "reference.h"
 #include "schedule_util.h"
 
-// Sanitizers make everything several times slower: they see a part.
+// Sanitizers make everything several times slower, so fewer cases run with them.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 enum { kSeeds = 60, kGridStep = 17 };
 #else
@@ -27,7 +27,8 @@ static uint32_t pick(uint32_t count) {
   return (uint32_t)((g_random * 2685821657736338717u) >> 33) % count;
 }
 
-// Times that are hardly ever equal: what happens first does not depend on rounding.
+// Times that are hardly ever equal, so that the order of events does not depend on
+// rounding.
 static double pick_time(void) { return (pick(1u << 20) + 1) / 130000.7; }
 
 static bool is_near(double a, double b) { return fabs(a - b) <= 1e-9 * (1 + fabs(b)); }
@@ -38,7 +39,7 @@ static void assert_near(double found, double expected) {
 
 // --- Against the simulation of the schedule -------------------------------------------
 
-// A chain of stages with one weight each.
+// A chain of stages, each with one weight.
 static char* chain_text(uint32_t stages, uint32_t ranks, uint32_t microbatches) {
   jpp_str_t str = {0};
   char* text = NULL;
@@ -86,8 +87,8 @@ static void compare_with_simulation(const jpp_schedule_t* schedule) {
   for (uint32_t s = 0; s < stages; ++s) {
     costs[s] = (jpp_cost_t){pick_time(), pick_time(), pick_time()};
   }
-  // The first stage has no input gradient: its task is empty, and waits for nothing where
-  // the schedule waits for the next stage.
+  // The first stage has no input gradient: its task is empty and need not wait, while in
+  // the schedule it waits for the next stage.
   bool split = is_split(schedule);
   if (split) costs[0].backward = 0;
   char* text = chain_text(stages, schedule->ranks, schedule->microbatches);
@@ -180,7 +181,7 @@ static planned_t plan_random(uint64_t seed) {
 static double* pick_times(const planned_t* planned) {
   double* times = calloc(planned->staged->num_tasks, sizeof(*times));
   for (uint32_t t = 0; t < planned->staged->num_tasks; ++t) {
-    times[t] = fmax(pick_time() - 1, 0);  // some take no time
+    times[t] = fmax(pick_time() - 1, 0);  // some tasks take no time
   }
   return times;
 }
@@ -202,7 +203,7 @@ static void compare_with_reference(uint64_t seed) {
   uint32_t of_rank[kMaxRanks] = {0};
   uint64_t per_step = prediction->num_runs / options.steps;
   for (uint32_t i = 0; i < ref->num_items; ++i) {
-    // The reference has them in the order of issue, which is that of a rank.
+    // The reference lists them in the order of issue, which is the order of a rank.
     const item_t* item = &ref->items[i];
     uint64_t first = 0;
     while (prediction->runs[first].rank != item->rank) ++first;
@@ -237,7 +238,7 @@ static void test_random_plans_run_as_in_the_reference(void** state) {
   for (uint64_t seed = 1; seed <= kSeeds; ++seed) compare_with_reference(seed);
 }
 
-// Whatever shares the cores, the times that were put in come out again.
+// Fitting finds the times that were put in, whatever shares the cores.
 static void test_task_times_are_found_in_predicted_runs(void** state) {
   (void)state;
   for (uint64_t seed = 1; seed <= kSeeds; ++seed) {
@@ -266,7 +267,7 @@ static void test_task_times_are_found_in_predicted_runs(void** state) {
   }
 }
 
-// A link that only delays is found in the runs that wait for it.
+// The latency of a link is found from the runs that wait for it.
 static void test_latency_is_found_in_predicted_runs(void** state) {
   (void)state;
   uint32_t found_in = 0;
@@ -298,8 +299,8 @@ static void test_latency_is_found_in_predicted_runs(void** state) {
 
 // --- Small cases ----------------------------------------------------------------------
 
-// mlp2: two stages, four microbatches; every task of the loop takes 1 ms, and the update
-// on rank 1 `update`.
+// mlp2 has two stages and four microbatches; every task of the loop takes 1 ms, and the
+// update on rank 1 takes `update`.
 static double predict_mlp2(const jpp_machine_t* machine, double update, uint32_t steps,
                            uint32_t in_flight) {
   planned_t planned;
@@ -326,19 +327,19 @@ static double predict_mlp2(const jpp_machine_t* machine, double update, uint32_t
 static void test_cores_and_steps_in_flight_count(void** state) {
   (void)state;
   jpp_machine_t machine = {.struct_size = sizeof(machine)};
-  // 4 forwards and 4 backwards, and the bubble of one of each.
+  // 4 forwards and 4 backwards, plus a bubble of one of each.
   assert_near(predict_mlp2(&machine, 0, 1, 0), 10);
   // All 16 tasks one after the other.
   machine.cores = 1;
   assert_near(predict_mlp2(&machine, 0, 1, 0), 16);
   machine.cores = 2;
-  // Each task keeps 1.5 of the cores busy: two at a time take 1.5 as long as one.
+  // Each task keeps 1.5 cores busy, so that two at a time take 1.5 times as long as one.
   assert_near(predict_mlp2(&machine, 0, 1, 0), 4 + 6 * 1.5);
   machine.cores = 1;
   // A task that uses two cores needs twice as long on one.
   machine.threads = 2;
   assert_near(predict_mlp2(&machine, 0, 1, 0), 32);
-  // Two messages there and two back are on the critical path.
+  // Two messages in each direction are on the critical path.
   machine = (jpp_machine_t){
       .struct_size = sizeof(machine), .processes = 2, .link.latency = 0.25};
   assert_near(predict_mlp2(&machine, 0, 1, 0), 11);

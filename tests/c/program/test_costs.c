@@ -1,5 +1,5 @@
-// The costs of random steps against what the checker finds, which shares no code with
-// them.
+// Compares the costs of random steps with the checker's findings, with which they share
+// no code.
 #include <stdlib.h>
 
 #include "jaxpp/check.h"
@@ -31,7 +31,7 @@ static void compare_ranks(const jpp_plan_costs_t* costs,
   assert_float_equal(all, expected, 1e-9 * expected);
 }
 
-// Each pair of ranks with channels has one link, and the links are in order.
+// Each pair of ranks with channels has one link; the links are sorted.
 static void compare_links(const jpp_plan_costs_t* costs,
                           const jpp_check_report_t* report) {
   const jpp_plan_t* plan = report->plan;

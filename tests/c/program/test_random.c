@@ -1,5 +1,5 @@
-// Random steps: whatever the planner makes of one is proved by the checker and computes
-// what the graph says.
+// Random steps: the checker accepts every plan, and the plan computes what the graph
+// says.
 #include <stdio.h>
 #include <stdlib.h>
 

@@ -1,4 +1,4 @@
-// What a step costs beside the client calls it makes. Not a test: `meson test
+// Measures what a step costs on top of its client calls. Not a test: `meson test
 // --benchmark`.
 //
 //   bench_step [stages [microbatches [steps]]]
@@ -52,7 +52,7 @@ static int compare_times(const void* a, const void* b) {
   return x < y ? -1 : x > y;
 }
 
-// The ways take turns, so that a loaded machine slows them alike.
+// The variants take turns, so that a loaded machine slows all of them equally.
 static void compare(model_t* model, const char* name, uint32_t steps) {
   static const char* const kNames[] = {"bare", "runtime", "runtime, traced"};
   jpp_bare_t* bare = create_bare(model);
@@ -84,7 +84,7 @@ int main(int argc, char** argv) {
   model_options_t options = {.portable = true};
   char* text = model_chain(stages, stages, microbatches);
   model_t* model = model_create(text, options);
-  // Dead handles of the fake are kept, so its steps get slower: few of them.
+  // The fake keeps dead handles, which slows its steps down, so there are few of them.
   compare(model, "fake", steps < 20 ? steps : 20);
   model_destroy(model);
   options.plugin_path = test_plugin_path();

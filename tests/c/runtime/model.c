@@ -1,5 +1,5 @@
-// Builds the models of model.h: the graphs are written as text, planned, and each task
-// gets a program that hashes what it is given.
+// Builds the models of model.h: it writes the graphs as text, plans them, and gives each
+// task a program that hashes its arguments.
 #include "model.h"
 
 #include <stdio.h>
@@ -118,7 +118,7 @@ jpp_executable_t* model_compile_task(const model_t* model, uint32_t task) {
   return executable;
 }
 
-// Without nodes all tasks are compiled: each client has all devices.
+// Without nodes it compiles all tasks: each client has all devices.
 static bool has_rank(const model_t* model, uint32_t task) {
   const uint32_t* rank_process = model->options.rank_process;
   uint32_t rank = model->staged->tasks[task].rank;
@@ -175,7 +175,7 @@ static void create_client(model_t* model) {
   } else {
     ASSERT_OK(jpp_client_create_fake(&options, &model->client));
   }
-  // Backwards, so that ranks and devices are not the same numbers.
+  // In reverse, so that the numbers of ranks and devices differ.
   for (uint32_t i = 0; i < model->options.ranks * per_rank; ++i) {
     uint32_t group = i / per_rank / sharing;
     model->devices[i] = devices - 1 - (group * per_rank + i % per_rank);
@@ -396,7 +396,7 @@ jpp_call_t model_wrap(model_t* model) {
       .results = calloc(model->graph->num_outputs + 1, sizeof(jpp_array_t*))};
 }
 
-// Takes each array apart, rank by rank; the first rank leaves it deleted.
+// Takes each array apart, rank by rank; on the first rank it is deleted.
 void model_unwrap(model_t* model, const jpp_call_t* call) {
   uint32_t per_rank = model->options.devices_per_rank;
   for (uint32_t r = 0; r < model->plan->ranks; ++r) {

@@ -1,4 +1,4 @@
-// Programs for tasks.
+// Writes the programs of tasks.
 #include "base/str.h"
 #include "model.h"
 
@@ -82,7 +82,8 @@ static void mlir_signature(jpp_str_t* text, const model_t* model, uint32_t id) {
   jpp_str_append(text, ") {\n");
 }
 
-// The argument as an array of the result's type; false when it is of another one.
+// Converts the argument to an array of the result's type; returns false if it has another
+// type.
 static bool mlir_term(jpp_str_t* text, const jpp_type_t* type, const jpp_type_t* result,
                       uint32_t k, uint32_t arg) {
   if (jpp_type_equal(type, result)) {

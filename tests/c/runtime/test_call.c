@@ -1,4 +1,5 @@
-// Calls on arrays: promises, steps in flight, donation, and failures that are told once.
+// Calls on arrays: arrays that do not exist yet, steps in flight, donation, and failures,
+// which are reported once.
 #include <pthread.h>
 #include <stdlib.h>
 
@@ -6,8 +7,8 @@
 
 // --- Steps in flight ------------------------------------------------------------------
 
-// The last loss of a training whose steps are called one after another, however many are
-// under way, on however many devices.
+// Returns the last loss of a training whose steps are called one after another; it does
+// not depend on the number of steps in flight or of devices.
 static float train(const char* text, model_options_t options, uint32_t steps, bool wait) {
   stepper_t stepper = stepper_make(text, options);
   float loss = 0;
@@ -38,7 +39,7 @@ static void test_steps_in_flight_train_alike(void** state) {
   free(text);
 }
 
-// Until every device is held up, calls return though nothing is done.
+// Calls return before anything is done, until every device is held up.
 static void test_a_call_does_not_wait(void** state) {
   (void)state;
   char* text = model_chain(2, 2, 4);
@@ -60,7 +61,7 @@ static void test_a_call_does_not_wait(void** state) {
   free(text);
 }
 
-// Each of some steps under way is done before the ones after it.
+// Each of several steps in flight is done before the ones after it.
 static void test_the_first_steps_are_awaited_while_others_go_on(void** state) {
   (void)state;
   enum { kSteps = 4 };
@@ -115,7 +116,7 @@ static void test_waits_are_interrupted_and_steps_go_on(void** state) {
   stepper_feed_back(&stepper);
   ASSERT_FAILS(stepper_call(&stepper, &interrupt), JPP_CANCELLED, "turn");
   assert_true(asked >= 3);
-  assert_false(jpp_array_is_deleted(first));  // nothing was claimed
+  assert_false(jpp_array_is_deleted(first));  // no array was claimed
   ASSERT_OK(jpp_array_await(first, NULL));
   jpp_array_release(first);
   ASSERT_OK(stepper_call(&stepper, NULL));
@@ -145,8 +146,8 @@ static void test_donated_arguments_are_claimed(void** state) {
   free(text);
 }
 
-// Results may be deleted or let go before they exist; what a donated copy stands for
-// goes.
+// Results may be deleted or released before they exist; donating a copy deletes the array
+// that it was made from.
 static void test_promises_may_be_dropped(void** state) {
   (void)state;
   char* text = model_chain(2, 2, 2);
@@ -154,7 +155,7 @@ static void test_promises_may_be_dropped(void** state) {
       stepper_make(text, (model_options_t){.device_threads = 1, .latency_us = 1000});
   jpp_array_t* origin = stepper_upload(stepper.model, 0, 1);
   jpp_array_set_origin(stepper.args[0], origin);
-  jpp_array_set_origin(origin, stepper.args[0]);  // would close a circle
+  jpp_array_set_origin(origin, stepper.args[0]);  // would be a cycle
   ASSERT_OK(stepper_call(&stepper, NULL));
   assert_true(jpp_array_is_deleted(origin));
   jpp_array_release(origin);
@@ -163,7 +164,7 @@ static void test_promises_may_be_dropped(void** state) {
   }
   release_all(stepper.results, stepper_num_results(&stepper));
   ASSERT_OK(jpp_runtime_await(stepper.model->runtime, NULL));
-  stepper_end(&stepper);  // which sees that no buffer is left
+  stepper_end(&stepper);  // which checks that no buffer is left
   free(text);
 }
 
@@ -174,7 +175,7 @@ static void inject(const stepper_t* stepper, bool async) {
   ASSERT_OK(jpp_fake_set_failure(stepper->model->client, failure));
 }
 
-// A step that depends on one that fails has the same failure, which is told once.
+// A step that depends on a failed step fails with the same error, which is reported once.
 static void fail_in_flight(bool async, bool look) {
   char* text = model_chain(3, 3, 4);
   stepper_t stepper = stepper_make(
@@ -188,7 +189,7 @@ static void fail_in_flight(bool async, bool look) {
   jpp_array_t* failed = stepper.results[0];
   jpp_array_hold(failed);
   stepper_feed_back(&stepper);
-  jpp_status_t* status = stepper_call(&stepper, NULL);  // it may have failed by now
+  jpp_status_t* status = stepper_call(&stepper, NULL);  // the step may have failed by now
   if (look && !status) {
     ASSERT_FAILS(jpp_array_await(stepper.results[0], NULL), JPP_EXECUTION_ERROR,
                  "step 2: rank ");
@@ -205,7 +206,7 @@ static void fail_in_flight(bool async, bool look) {
   }
   ASSERT_OK(jpp_fake_set_failure(stepper.model->client, (jpp_fake_failure_t){0}));
   jpp_array_release(failed);
-  // The runtime goes on, with other arguments.
+  // The runtime continues with other arguments.
   release_all(stepper.args, stepper_num_args(&stepper));
   release_all(stepper.results, stepper_num_results(&stepper));
   for (uint32_t a = 0; a < stepper_num_args(&stepper); ++a) {
@@ -222,7 +223,7 @@ static void test_failures_are_told_once(void** state) {
   for (int i = 0; i < 20; ++i) fail_in_flight(i % 2, i % 4 < 2);
 }
 
-// The next call tells of what nobody waited for, and has taken nothing then.
+// The next call reports the failure that nobody waited for, and takes no argument.
 static void test_the_next_call_tells(void** state) {
   (void)state;
   char* text = model_chain(2, 2, 2);

@@ -9,7 +9,7 @@ static uint64_t copies_of(const stepper_t* stepper) {
   return model_stats(stepper->model).copies;
 }
 
-// A loan with what it showed at first.
+// A loan, with the contents that it showed at first.
 typedef struct look {
   jpp_loan_t loan;
   float seen;
@@ -27,7 +27,7 @@ static void expect_unchanged(const look_t* look) {
   assert_float_equal(*(const float*)look->loan.memory, look->seen, 0);
 }
 
-// What is lent can be donated all the same, and costs a copy until it is given back.
+// A lent array can still be donated; until the loan ends, that costs a copy.
 static void test_a_lent_argument_is_copied_when_donated(void** state) {
   (void)state;
   char* text = model_chain(2, 2, 2);
@@ -39,7 +39,7 @@ static void test_a_lent_argument_is_copied_when_donated(void** state) {
   ASSERT_OK(stepper_call(&stepper, NULL));
   stepper_feed_back(&stepper);
   ASSERT_OK(jpp_runtime_await(stepper.model->runtime, NULL));
-  uint64_t each = copies_of(&stepper) - copies;  // what ranks send to each other
+  uint64_t each = copies_of(&stepper) - copies;  // messages between ranks
 
   jpp_array_t* weight = stepper.args[0];
   jpp_array_hold(weight);
@@ -63,7 +63,7 @@ static void test_a_lent_argument_is_copied_when_donated(void** state) {
   jpp_array_reclaim(&looks[0].loan);
   assert_int_equal(model_stats(stepper.model).live_buffers, buffers - 1);
 
-  // A loan that is over costs nothing.
+  // A loan that has ended costs nothing.
   looks[0] = lend(stepper.args[0]);
   jpp_array_reclaim(&looks[0].loan);
   copies = copies_of(&stepper);
@@ -93,14 +93,14 @@ static void test_a_loan_outlives_deletion(void** state) {
   stepper.results[0] = NULL;
   expect_unchanged(&look);
   jpp_array_reclaim(&look.loan);
-  stepper_end(&stepper);  // which sees that no buffer is left
+  stepper_end(&stepper);  // which checks that no buffer is left
   free(text);
 }
 
-// Counts in the caller's memory.
+// Counts the releases of the caller's memory.
 static void count_release(void* user) { ++*(_Atomic uint32_t*)user; }
 
-// An argument over `data`, on one rank.
+// An argument that borrows `data`, on one rank.
 static jpp_status_t* borrow(const model_t* model, uint32_t arg, uint32_t rank,
                             float* data, _Atomic uint32_t* released,
                             jpp_array_t** out_array) {
@@ -117,8 +117,8 @@ static jpp_status_t* borrow(const model_t* model, uint32_t arg, uint32_t rank,
   return jpp_array_borrow(&layout, &memory, count_release, (void*)released, out_array);
 }
 
-// Arguments of the caller's memory, donated and not, give what uploaded ones give, and
-// the caller hears of it when the step is done with them.
+// Arguments in the caller's memory, donated or not, give the same results as uploaded
+// ones, and the caller's release is called when the step is done with them.
 static void test_borrowed_arguments_stay_the_owners(void** state) {
   (void)state;
   char* text = model_chain(2, 2, 2);
@@ -137,7 +137,7 @@ static void test_borrowed_arguments_stay_the_owners(void** state) {
   }
   ASSERT_OK(stepper_call(&stepper, NULL));
   release_all(stepper.args, count);
-  assert_int_equal(released[count - 1], 0);  // the step looks at it
+  assert_int_equal(released[count - 1], 0);  // the step reads it
   assert_float_equal(model_read_array(stepper.results[0]), expected, 0);
   ASSERT_OK(jpp_runtime_await(stepper.model->runtime, NULL));
   release_all(stepper.results, stepper_num_results(&stepper));
@@ -167,7 +167,7 @@ static void test_what_can_not_be_borrowed_is_given_back(void** state) {
   free(text);
 }
 
-// Whatever fails, copies for the step too, what is lent stays and nothing is left over.
+// Whatever fails, including copies for the step, lent arrays stay and nothing leaks.
 static void test_failures_with_loans_leave_nothing(void** state) {
   (void)state;
   char* text = model_chain(2, 2, 2);
@@ -191,7 +191,7 @@ static void test_failures_with_loans_leave_nothing(void** state) {
   free(text);
 }
 
-// Random steps, looks, ends of looks and deletions: no look ever changes.
+// Random steps, loans, ends of loans and deletions: the contents of a loan never change.
 static void test_random_looks_never_change(void** state) {
   (void)state;
   char* text = model_chain(3, 3, 2);
@@ -233,7 +233,7 @@ static void test_random_looks_never_change(void** state) {
 
 // --- Threads --------------------------------------------------------------------------
 
-// Looks at the array that is now the first weight, while the other thread donates it.
+// Lends the array that is now the first weight, while the other thread donates it.
 typedef struct looker {
   pthread_mutex_t mutex;
   jpp_array_t* array;  // held; NULL: stop

@@ -1,7 +1,7 @@
-// The types and shapes of arguments, which a call compares with the plan's.
+// A call compares the types and shapes of its arguments with the plan's.
 #include "stepper.h"
 
-// An array of zeros with as many dims as are not 0, on rank 0.
+// An array of zeros on rank 0; dimensions of 0 are left out.
 static jpp_array_t* upload_zeros(const model_t* model, jpp_dtype_t dtype, int64_t rows,
                                  int64_t columns) {
   enum { kMostDevices = 8 };
@@ -26,7 +26,7 @@ static jpp_array_t* upload_zeros(const model_t* model, jpp_dtype_t dtype, int64_
   return array;
 }
 
-// A call with another argument in the place of one.
+// Calls the step with one argument replaced.
 static jpp_status_t* call_with_zeros(stepper_t* stepper, uint32_t arg, jpp_dtype_t dtype,
                                      int64_t rows, int64_t columns) {
   jpp_array_t* good = stepper->args[arg];
@@ -58,7 +58,7 @@ static void test_types_and_shapes_of_arguments_are_compared(void** state) {
     assert_false(jpp_array_is_deleted(stepper.args[a]));
   }
   ASSERT_OK(stepper_call(&stepper, NULL));
-  // A promise is compared as well: %L is f32[4], x is not.
+  // Arrays that do not exist yet are compared as well: %L is f32[4], x is not.
   good = stepper.args[3];
   stepper.args[3] = stepper.results[1];
   jpp_array_t* results[kMostArrays];
@@ -79,7 +79,7 @@ static void test_types_and_shapes_of_arguments_are_compared(void** state) {
   stepper_end(&stepper);
 }
 
-// Each of the two devices of the rank has half of x: of its rows or of its columns.
+// Each of the rank's two devices has half of x: half of its rows or of its columns.
 static void test_pieces_of_a_cut_argument_are_compared(void** state) {
   (void)state;
   static const char kCut[] =

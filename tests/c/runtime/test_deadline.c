@@ -1,4 +1,4 @@
-// How long a wait may be that is not taken for a hang: a multiple of what is usual.
+// How long a wait may take before it counts as a hang: a multiple of the usual time.
 #include "base/clock.h"
 #include "runtime/cluster/deadline.h"
 #include "test_util.h"
@@ -7,8 +7,8 @@ static const int64_t kSecond = INT64_C(1000) * JPP_NANOSECONDS_OF_MS;
 static const int64_t kBegun = 100;
 enum { kLeastMs = 60000 };
 
-// A step in which an instruction waits, and all else takes `rest`; seconds. All processes
-// are in it from its beginning.
+// A step in which an instruction waits and the rest takes `rest`, in seconds. All
+// processes are in the step from its beginning.
 static void step(jpp_deadline_t* deadline, jpp_deadline_wait_t* wait, int waits,
                  int rest) {
   int64_t now = kBegun;
@@ -29,7 +29,7 @@ static void test_nothing_is_known_of_the_first_step(void** state) {
   assert_true(jpp__deadline_limit(&deadline, &wait, kLeastMs) == 60 * kSecond);
 }
 
-// The first step of a job is often the slowest: it does not set the limit for long.
+// The first step of a job is often the slowest; it must not set the limit for long.
 static void test_of_two_steps_the_slower_counts_of_three_the_middle(void** state) {
   (void)state;
   jpp_deadline_t deadline = {0};
@@ -63,12 +63,13 @@ static void test_one_long_wait_changes_nothing(void** state) {
   jpp_deadline_wait_t wait = {0};
   for (int i = 0; i < 50; ++i) step(&deadline, &wait, i % 4 == 3 ? 500 : 5, 0);
   assert_true(jpp__deadline_limit(&deadline, &wait, kLeastMs) == 100 * kSecond);
-  // Steps that become slower are slow steps in the end.
+  // Steps that become slower for good become the usual ones.
   for (int i = 0; i < kJppDeadlineSteps; ++i) step(&deadline, &wait, 30, 0);
   assert_true(jpp__deadline_limit(&deadline, &wait, kLeastMs) == 600 * kSecond);
 }
 
-// One that never had to wait, since its sender was always ahead, does once that is not.
+// An instruction that never had to wait, because its sender was always ahead, may begin
+// to wait.
 static void test_what_the_plan_predicts_counts_as_usual(void** state) {
   (void)state;
   jpp_deadline_t deadline = {0};
@@ -98,7 +99,7 @@ static void test_a_wait_for_a_process_that_has_not_begun_counts_from_then(void**
   deadline.all_begun = 600;
   assert_true(jpp__deadline_waited(&deadline, 10, 1000) == 400);
   assert_true(jpp__deadline_waited(&deadline, 700, 1000) == 300);
-  // The step, too, takes from then on.
+  // The step, too, is timed from then on.
   deadline.all_begun = 50 * kSecond;
   jpp__deadline_note(&deadline, &wait, 10, 53 * kSecond);
   jpp__deadline_end(&deadline, 54 * kSecond);
@@ -108,7 +109,7 @@ static void test_a_wait_for_a_process_that_has_not_begun_counts_from_then(void**
   assert_true(jpp__deadline_waited(&deadline, 700, 1000) == 0);
 }
 
-// Whether all were in the step is asked later than that.
+// A wait of at most kJppDeadlineQuiet counts whether or not all processes have begun.
 static void test_short_waits_count_whoever_has_begun(void** state) {
   (void)state;
   jpp_deadline_t deadline = {0};

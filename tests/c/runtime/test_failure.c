@@ -1,4 +1,4 @@
-// Steps that fail: each says where, leaves nothing behind, and the next one works.
+// Steps that fail: each names the place, leaves nothing behind, and the next step works.
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -19,7 +19,7 @@ static void expect_no_outputs(const model_t* model) {
   }
 }
 
-// The call is counted from the step's first. Gives the step's message.
+// Makes one call fail, counted from the step's first. Returns the step's message.
 static void fail_call(model_t* model, jpp_fake_failure_t failure, char* message,
                       size_t size) {
   model_give(model);
@@ -87,7 +87,7 @@ static void test_every_call_may_fail(void** state) {
   free(text);
 }
 
-// Outputs that are copies, and one that another rank makes.
+// Outputs that are copies, and an output that another rank makes.
 static void test_calls_for_outputs_may_fail(void** state) {
   (void)state;
   static const char kText[] =
@@ -108,7 +108,7 @@ static void test_calls_for_outputs_may_fail(void** state) {
   fail_every_call(kText, (model_options_t){.devices_per_rank = 2, .device_threads = 2});
 }
 
-// The peak of the rank that the message begins with is in it.
+// The message contains the peak of the rank that it begins with, once.
 static void expect_peak(const model_t* model, const char* message) {
   char peak[128];
   unsigned rank = 0;
@@ -144,8 +144,8 @@ static void test_memory_may_run_out_at_every_call(void** state) {
 
 // --- The first failure ----------------------------------------------------------------
 
-// Which call of a step executes the task for the microbatch: calls are made in the order
-// of one thread.
+// Returns which call of a step executes the task for the microbatch, if calls are made in
+// the order of one thread.
 static void test_the_first_failure_is_named(void** state) {
   (void)state;
   char* text = model_chain(3, 3, 4);
@@ -158,7 +158,7 @@ static void test_the_first_failure_is_named(void** state) {
     char early[512], late[512];
     fail_call(model, (jpp_fake_failure_t){.at = at}, early, sizeof(early));
     fail_call(model, (jpp_fake_failure_t){.at = at, .async = true}, late, sizeof(late));
-    // A copy that fails late is known by the run that needs it.
+    // The run that needs a copy detects that the copy failed late.
     if (!strstr(early, "execute:")) continue;
     size_t place = (size_t)(strstr(early, ": execute") - early);
     assert_memory_equal(late, early, place);
@@ -176,8 +176,7 @@ static uint32_t find_task(const model_t* model, const char* name) {
   return task;
 }
 
-// bwd_0 gets an executable though it has nothing to do: only its own event tells how it
-// went.
+// bwd_0 gets an executable though it has no ops: only its event can report a failure.
 static void test_a_run_without_results_may_fail(void** state) {
   (void)state;
   for (uint32_t threads = 0; threads < 3; ++threads) {
@@ -235,7 +234,7 @@ static void test_a_wrong_message_is_named_at_both_ends(void** state) {
   free(text);
 }
 
-// Rank 1 waits for one message more than rank 0 sends.
+// Rank 1 waits for one more message than rank 0 sends.
 static void test_programs_that_wait_for_each_other_are_named(void** state) {
   (void)state;
   char* text = model_chain(3, 3, 3);
@@ -347,7 +346,7 @@ static void test_a_step_is_cancelled(void** state) {
   expect_no_outputs(model);
   model_take_back(model);
   model_expect_clean(model);
-  // Nothing runs: nothing happens.
+  // Nothing runs, so nothing fails.
   jpp_runtime_cancel(model->runtime);
   model_run(model, after);
   assert_memory_equal(after, before, model->graph->num_outputs * sizeof(float));

@@ -1,5 +1,5 @@
-// How long ranks wait for each other: as the simulator has it of a schedule, and in
-// random steps so long that the last rank is done when the step is.
+// How long ranks wait for each other: as the simulator computes for a schedule, and in
+// random steps that last until the last rank is done.
 #include <math.h>
 #include <stdlib.h>
 
@@ -30,7 +30,7 @@ static double waits_of(const jpp_plan_t* plan, const jpp_forecast_t* forecast,
   return sum;
 }
 
-// Until it is done, a rank works or waits.
+// A rank works or waits until it is done.
 static void check_forecast(const jpp_plan_t* plan, const jpp_forecast_t* forecast) {
   double last = 0, most = 0;
   for (uint32_t r = 0; r < plan->ranks; ++r) {
@@ -67,7 +67,7 @@ static void test_of_random_steps_ranks_work_or_wait(void** state) {
 
 enum { kStages = 4 };
 
-// What outer tasks do costs nothing in this graph.
+// Outer tasks cost nothing in this graph.
 static void costs_of(const jpp_staged_t* staged, jpp_cost_t costs[kStages]) {
   for (uint32_t t = 0; t < staged->num_tasks; ++t) {
     const jpp_task_t* task = &staged->tasks[t];

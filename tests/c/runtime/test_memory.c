@@ -1,4 +1,4 @@
-// Values in pinned host memory: steps compute what they compute without, and each memory
+// Values in pinned host memory: steps compute the same as without it, and each memory
 // holds what the plan says.
 #include <stdio.h>
 #include <stdlib.h>
@@ -8,7 +8,7 @@
 
 enum { kOutputs = 16 };
 
-// Weights of stage 0, momenta and a result; %s is their memory.
+// Weights of stage 0, momenta and a result live in the memory %s.
 static const char kText[] =
     "graph \"momentum\" ranks 2\n"
     "arg %%w0 f32[4]%s \"w0\" donated\n"
@@ -89,7 +89,7 @@ static void test_results_are_in_the_memory_of_their_type(void** state) {
   model_destroy(model);
 }
 
-// Each result becomes an argument of the next step, as they do in a training loop.
+// Each result becomes an argument of the next step, as in a training loop.
 static void run_steps(model_t* model, uint32_t steps, jpp_call_t* call) {
   const jpp_graph_t* graph = model->graph;
   jpp_array_t** args = (jpp_array_t**)call->args;
@@ -125,7 +125,8 @@ static void test_accounts_of_both_memories_are_as_planned(void** state) {
       const jpp_program_t* program = &model->plan->programs[r];
       uint32_t device = model->devices[r];
       assert_int_equal(trace->peak_live_bytes[r], program->peak_bytes);
-      // Copies for outputs that another output or an argument holds are not in the plan.
+      // The plan leaves out copies for outputs that another output or an argument already
+      // holds.
       uint64_t copies = 0, host_copies = 0;
       for (uint32_t i = 0; i < program->num_outputs; ++i) {
         uint32_t value = model->staged->outputs[program->outputs[i].output].value;
@@ -138,7 +139,7 @@ static void test_accounts_of_both_memories_are_as_planned(void** state) {
                   program->peak_host_bytes + host_copies);
       assert_true(stats.device_peak_bytes[device] <= program->peak_bytes + copies);
     }
-    // What is left on the host are the arguments of the next step.
+    // Only the arguments of the next step are left on the host.
     assert_int_equal(stats.host_live_bytes[model->devices[0]], 32 + 16);
     assert_int_equal(stats.host_live_bytes[model->devices[1]], 16);
     for (uint32_t a = 0; a < model->graph->num_args; ++a) {
@@ -150,7 +151,7 @@ static void test_accounts_of_both_memories_are_as_planned(void** state) {
   }
 }
 
-// Every argument in device memory, on the rank that needs it or on the other one.
+// Passes every argument in device memory, on the rank that needs it or on the other one.
 static void run_on_arrays(model_t* model, uint32_t shift, float* numbers) {
   jpp_array_t *args[5], *results[kOutputs] = {0};
   for (uint32_t a = 0; a < 5; ++a) {
@@ -208,7 +209,7 @@ static void test_activations_are_moved(void** state) {
   free(text);
 }
 
-// Whatever call fails, the step fails, nothing leaks and the next step works.
+// Whichever call fails, the step fails, nothing leaks and the next step works.
 static void test_a_move_that_fails_fails_the_step(void** state) {
   (void)state;
   model_t* model = create("@pinned_host", (model_options_t){.devices_per_rank = 2});

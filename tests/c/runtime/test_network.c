@@ -1,5 +1,5 @@
-// One plan in several processes: here each is a thread with a client, a transport and a
-// runtime of its own, over the network that tests have.
+// One plan in several processes, each of which is a thread here with its client,
+// transport and runtime, over the tests' network.
 //
 //     test_runtime_network [DRIVER [plugin]]
 #include <pthread.h>
@@ -15,7 +15,7 @@
 
 enum { kProcesses = 3, kSlices = 2, kOutputs = 16, kSteps = 8, kHangAt = 6 };
 enum { kMostProcesses = kProcesses * kSlices };
-enum { kStubDevices = 4 };  // of the library that stands in for CUDA
+enum { kStubDevices = 4 };  // of the library that replaces CUDA
 
 static const uint32_t kRankProcess[kProcesses] = {0, 1, 2};
 
@@ -33,23 +33,23 @@ typedef struct process {
   jpp_transport_t* network;
   uint32_t rank_process[kProcesses];  // of a slice
   uint32_t fail_at_step;              // 0: never
-  bool late;                          // the failure shows after the call
-  uint32_t stop_before;  // a step that it never calls, while it lives on; 0: none
+  bool late;                          // the failure appears after the call
+  uint32_t stop_before;  // a step that it never calls while it stays alive; 0: none
   uint32_t hang_at;      // a step at which its devices begin no work; 0: none
   atomic_uint* ended;    // processes
   pthread_t thread;
   float numbers[kOutputs];  // of its own ranks' outputs, after the last step; else -1
-  jpp_status_t* status;     // of the step that failed
+  jpp_status_t* status;     // the step that failed
 } process_t;
 
 static bool sends_from_devices(void) { return !strcmp(g_driver, "nccl-fake"); }
 
-// A transport knows the memory of one device; programs for a plugin are for one.
+// A transport uses the memory of one device, and programs for a plugin use one device.
 static uint32_t most_per_rank(void) { return sends_from_devices() || g_plugin ? 1 : 2; }
 
 // --- Networks -------------------------------------------------------------------------
 
-// Heartbeats go ten times in `peer_ms`; 0: as by default.
+// Sends ten heartbeats in `peer_ms`; 0: the default.
 static void connect_in(process_t* processes, uint32_t count, uint32_t peer_ms) {
   char address[kMostProcesses][32];
   for (uint32_t p = 0; p < count; ++p) {
@@ -96,7 +96,7 @@ static void read_numbers(const model_t* model, jpp_array_t* const* results,
   }
 }
 
-// Lives on until the others are done.
+// Stays alive until the others are done.
 static void stand_still(const process_t* process) {
   while (atomic_load(process->ended) < kProcesses - 1) sched_yield();
 }
@@ -108,7 +108,7 @@ static jpp_status_t* take_step(const process_t* process, model_t* model,
     ASSERT_OK(jpp_fake_set_failure(model->client, failure));
   }
   if (step == process->hang_at) {
-    // How long a step takes is known from those before.
+    // Earlier steps show how long a step takes.
     ASSERT_OK(jpp_runtime_await(model->runtime, NULL));
     ASSERT_OK(jpp_fake_set_held(model->client, true));
   }
@@ -120,7 +120,7 @@ static jpp_status_t* take_step(const process_t* process, model_t* model,
   return jpp_runtime_call(model->runtime, &call);
 }
 
-// The chain's new weights take the old ones' places.
+// The chain's new weights replace the old ones.
 static void train(process_t* process, model_t* model) {
   uint32_t num_args = model->graph->num_args, weights = num_args - 1;
   uint32_t num_results = model->graph->num_outputs;
@@ -160,7 +160,7 @@ static void train(process_t* process, model_t* model) {
 static void* run_process(void* user) {
   process_t* process = user;
   model_t* model = model_plan(process->text, process->options);
-  // Another process may have failed in its first step before this one has a runtime.
+  // Another process may fail in its first step before this one has a runtime.
   process->status = model_try_create_runtime(model);
   if (!process->status) train(process, model);
   model_destroy(model);
@@ -196,7 +196,7 @@ static void run_all(process_t* processes, const char* text, model_options_t opti
 
 // --- Alike ----------------------------------------------------------------------------
 
-// The same training in one process.
+// Runs the same training in one process.
 static void train_alone(const char* text, model_options_t options, float* numbers) {
   process_t process = {.index = 0};
   model_t* model = model_create(text, options);
@@ -237,9 +237,10 @@ static void test_processes_train_as_one(void** state) {
 
 // --- Ranks that span nodes ------------------------------------------------------------
 
-// Each rank has devices in several processes. Those that have the devices at the same
-// places of each rank are a slice: they send each other their shards, and all slices
-// execute the tasks together. `per_slice`: a process for each rank, or one for all.
+// Each rank has devices in several processes. The processes with the devices at the same
+// positions of each rank form a slice: they send each other their shards, and all slices
+// execute the tasks together. `per_slice`: a process for each rank, or one process for
+// all.
 static void run_slices(process_t* processes, uint32_t per_slice, const char* text,
                        model_options_t options) {
   test_store_t store;
@@ -264,7 +265,7 @@ static void run_slices(process_t* processes, uint32_t per_slice, const char* tex
   test_store_deinit(&store);
 }
 
-// What a process has of the outputs is what the training of all gives.
+// The outputs of a process equal those of the training in one process.
 static uint32_t check_numbers(const process_t* process, const float* expected) {
   uint32_t seen = 0;
   ASSERT_OK(process->status);
@@ -303,7 +304,7 @@ static void test_ranks_that_span_nodes_train_as_one(void** state) {
   free(text);
 }
 
-// A process may see that another one has gone before it hears why.
+// A process may notice that another one is gone before it learns why.
 static void test_a_failure_of_a_node_is_everybodys(void** state) {
   (void)state;
   char* text = model_chain(3, 3, 4);
@@ -360,7 +361,7 @@ static void test_a_process_that_stands_still_is_named(void** state) {
     assert_non_null(processes[p].status);
     assert_int_equal(jpp_status_code(processes[p].status), JPP_PEER_ERROR);
     const char* message = jpp_status_message(processes[p].status);
-    if (!strstr(message, "nothing has come from other processes for 0.6 s") ||
+    if (!strstr(message, "other processes have sent nothing for 0.6 s") ||
         !strstr(message, "(in process 1)")) {
       fail_msg("process %u: %s", p, message);
     }
@@ -369,8 +370,9 @@ static void test_a_process_that_stands_still_is_named(void** state) {
   free(text);
 }
 
-// The devices of one process hang in a step that all of them have called. Whoever is the
-// first to have waited long enough names it and the task, and all hear of that.
+// The devices of one process hang in a step that all of them have called. The first
+// process whose wait reaches the limit names the process and the task, and all others get
+// that message.
 static void test_a_device_that_hangs_is_named(void** state) {
   (void)state;
   char* text = model_chain(3, 3, 4);
@@ -382,8 +384,8 @@ static void test_a_device_that_hangs_is_named(void** state) {
     run_all(processes, text,
             (model_options_t){.device_threads = 1, .step_timeout_ms = 300});
     snprintf(expected, sizeof(expected),
-             "rank %u, whose devices do not come to an end with step %d: instruction ",
-             at, kHangAt);
+             "rank %u, whose devices have not finished step %d: instruction", at,
+             kHangAt);
     for (uint32_t p = 0; p < kProcesses; ++p) {
       assert_non_null(processes[p].status);
       assert_int_equal(jpp_status_code(processes[p].status), JPP_PEER_ERROR);
@@ -407,7 +409,8 @@ static void test_a_transport_knows_one_device(void** state) {
   model_t* model = model_plan(text, (model_options_t){.rank_process = kTwoAndOne,
                                                       .network = processes[0].network});
   ASSERT_FAILS(model_try_create_runtime(model), JPP_UNSUPPORTED,
-               "where a process has several, found devices ");
+               "expected one device in each process, as messages between devices "
+               "require, found devices ");
   model_destroy(model);
   jpp_transport_destroy(processes[1].network);
   free(text);
@@ -439,7 +442,7 @@ int main(int argc, char** argv) {
       cmocka_unit_test(test_a_network_is_needed),
       cmocka_unit_test(test_a_transport_knows_one_device),
   };
-  // The last one is of device memory, all but the first are of the fake device.
+  // The last one uses device memory; all but the first run on the fake device.
   size_t count = sizeof(tests) / sizeof(*tests) - !sends_from_devices();
   if (g_plugin) count = 1;
   return _cmocka_run_group_tests("tests", tests, count, NULL, NULL);

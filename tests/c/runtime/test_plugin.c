@@ -9,7 +9,8 @@
 
 enum { kOutputs = 16 };
 
-// Sums over microbatches i of x + i + 1 + w + 1, begun with 1; %w itself is left, too.
+// Sums x + i + 1 + w + 1 over the microbatches i, beginning with 1; %w itself is an
+// output, too.
 static const char kTwoStages[] =
     "graph \"plugin\" ranks 2\n"
     "arg %w f32[4] \"w\"\n"
@@ -34,7 +35,7 @@ static void test_numbers_of_two_stages(void** state) {
   for (int step = 0; step < 3; ++step) {
     float numbers[kOutputs];
     model_run(model, numbers);
-    // The last elements: argument number + 3 / 16.
+    // The last elements: number of the argument + 3 / 16.
     float w = 3.0f / 16, x = 1 + 3.0f / 16, v = 2 + 3.0f / 16;
     float sum = 1;
     for (int i = 0; i < 5; ++i) sum += 1 + (w + 1 + x + (float)i);
@@ -118,7 +119,7 @@ static void test_a_failure_is_named_and_the_next_step_works(void** state) {
 
 static _Atomic uint32_t g_bits;
 
-// Gives the bits of `g_bits` for the first element at the call that `g_calls_left` says.
+// Writes `g_bits` as the first element in the call to which `g_calls_left` counts down.
 static XLA_FFI_Error* ffi_spoil_once(XLA_FFI_CallFrame* frame) {
   if (ffi_answer_metadata(frame)) return NULL;
   float* result = ffi_copy_argument(frame);
@@ -130,8 +131,8 @@ static XLA_FFI_Error* ffi_spoil_once(XLA_FFI_CallFrame* frame) {
 
 typedef struct spoiled {
   uint32_t bits;
-  bool nans, infs;    // what the step looks for
-  const char* found;  // NULL: the step does not mind
+  bool nans, infs;    // what the step checks
+  const char* found;  // NULL: the step succeeds
 } spoiled_t;
 
 static void test_results_that_are_no_numbers_are_named(void** state) {

@@ -1,4 +1,4 @@
-// What JAX's profiler gets of steps, asked for as JAX asks for it.
+// JAX's profiler gets the steps, through the calls that JAX makes.
 #include <stdlib.h>
 
 #include "model.h"
@@ -49,13 +49,13 @@ static void test_steps_while_it_is_started_are_in_a_profile(void** state) {
   model_run(model, numbers);
   jpp_profiler_collect_t data = end_profile(call);
   model_run(model, numbers);
-  // Names stand once, however often they are used.
+  // Each name is stored once, however often it is used.
   static const char* const kNames[] = {"fwd_0", "bwd_2", "rank 2: sends", "microbatch",
                                        "pipeline (jaxpp)"};
   for (size_t i = 0; i < sizeof(kNames) / sizeof(*kNames); ++i) {
     assert_true(count(&data, kNames[i]) > 0);
   }
-  // Asked once more with room for it, and then for good.
+  // The second call has room for the data, and ends the collection.
   uint8_t* copy = malloc(data.size);
   jpp_profiler_collect_t again = data;
   again.buffer = copy;

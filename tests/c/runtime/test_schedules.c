@@ -12,8 +12,8 @@ static bool is_run(const model_t* model, const jpp_trace_run_t* run,
          run->microbatch == entry->microbatch;
 }
 
-// Idle entries; and where nobody asks for the gradient of what stage 0 gets, its input
-// gradient, which has no ops then.
+// Skips idle entries, and the input gradient of stage 0 if nothing reads it, since it has
+// no ops then.
 static bool may_miss(const jpp_schedule_task_t* entry) {
   return entry->kind == JPP_TASK_IDLE || (entry->kind == JPP_TASK_BWD_I && !entry->stage);
 }
@@ -40,7 +40,7 @@ static void expect_row(const model_t* model, const jpp_schedule_t* schedule,
 static bool run_one(const char* name, const jpp_schedule_params_t* params) {
   jpp_schedule_t* schedule = NULL;
   jpp_status_t* status = jpp_schedule_build(name, params, &schedule);
-  if (status) {  // not of these sizes
+  if (status) {  // does not take these sizes
     jpp_status_free(status);
     return false;
   }

@@ -24,7 +24,7 @@ static void test_schedules_give_the_same_numbers(void** state) {
   run_chain(4, 8, (model_options_t){.schedule = "gpipe"}, gpipe);
   run_chain(4, 8, (model_options_t){.schedule = "1f1b"}, other);
   assert_memory_equal(other, gpipe, 9 * sizeof(float));
-  // Updates are other tasks there: gradients and loss only.
+  // Updates are separate tasks there; only gradients and the loss are compared.
   run_chain(4, 8, (model_options_t){.schedule = "interleaved-1f1b", .ranks = 2}, other);
   assert_memory_equal(other + 4, gpipe + 4, 5 * sizeof(float));
   for (int i = 0; i < 9; ++i) {
@@ -94,8 +94,9 @@ static void test_outputs_are_copied_where_others_hold_them(void** state) {
   }
 }
 
-// Ranks on one device: what a rank needs no more moves, so that of a chain nothing is
-// copied. Between two groups of ranks only what crosses the border is.
+// Ranks on one device: a value that its rank no longer needs moves, so a chain copies
+// nothing. Between two groups of ranks only the values that cross the boundary are
+// copied.
 static void test_ranks_on_one_device_hand_buffers_over(void** state) {
   (void)state;
   enum { kStages = 4, kMicrobatches = 6 };
@@ -115,7 +116,7 @@ static void test_ranks_on_one_device_hand_buffers_over(void** state) {
   free(text);
 }
 
-// %L goes to rank 1 and is an output of rank 0 as well: that one stays and is copied.
+// %L goes to rank 1 and is an output of rank 0 as well: it stays and is copied.
 static void test_a_value_that_is_still_needed_is_copied_on_one_device(void** state) {
   (void)state;
   float apart[kOutputs], together[kOutputs];

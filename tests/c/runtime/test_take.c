@@ -1,10 +1,10 @@
-// Arguments that the runtime makes of arrays on the host, in other memory and on other
-// ranks: a step computes from them what it computes from uploaded ones.
+// Arguments that the runtime makes from arrays on the host, in other memory and on other
+// ranks: a step computes the same from them as from uploaded ones.
 #include "runtime/model.h"
 
 enum { kMostArrays = 16, kMostNumbers = 64, kMostRank = 4 };
 
-// An argument that the program has, whose elements are all its number.
+// An argument of the program, filled with its number.
 typedef struct have {
   float numbers[kMostNumbers];
   jpp_array_t* array;  // on rank 1; or NULL
@@ -85,7 +85,7 @@ static void release_all(jpp_array_t** arrays, uint32_t count) {
   for (uint32_t i = 0; i < count; ++i) jpp_array_release(arrays[i]);
 }
 
-// Calls a step on the arguments, which it releases, and reads its results.
+// Calls a step on the arguments, releases them and reads its results.
 static void call(const model_t* model, jpp_array_t** args, float* numbers) {
   jpp_array_t* results[kMostArrays];
   uint32_t num_args = model->graph->num_args, num_results = model->graph->num_outputs;

@@ -1,4 +1,4 @@
-// What a traced step tells, and how it is shown.
+// The runs that a traced step records, and how they are shown.
 #include <jansson.h>
 #include <stdlib.h>
 
@@ -8,7 +8,7 @@
 
 enum { kOutputs = 16 };
 
-// Each task of the fake device takes so long.
+// Each task of the fake device takes this long.
 static model_t* slow_model(const char* schedule, uint32_t latency_us) {
   char* text = model_chain(3, 3, 4);
   model_options_t options = {
@@ -51,7 +51,7 @@ static void test_runs_follow_their_arguments(void** state) {
     const jpp_trace_run_t* fwd_0 = find_run(trace, "fwd_0", m);
     const jpp_trace_run_t* fwd_1 = find_run(trace, "fwd_1", m);
     assert_true(fwd_1->start >= fwd_0->end);
-    // All is issued long before it runs.
+    // All tasks are issued long before they run.
     assert_true(fwd_1->issued < fwd_1->start);
     assert_true(find_run(trace, "bwd_0", m)->start >= find_run(trace, "bwd_1", m)->end);
   }
@@ -102,7 +102,7 @@ static void test_costs_are_those_of_the_device(void** state) {
       sum -= 4 * (costs[s].forward + costs[s].backward + costs[s].weight);
       assert_true(costs[s].forward > 0 && costs[s].weight >= 0);
       bool same = costs[s].backward == costs[s].weight;
-      assert_true(i || same);  // a whole backward counts half as each
+      assert_true(i || same);  // each half counts as half of a whole backward
     }
     assert_true(sum < 1e-6 && sum > -1e-6);
     model_destroy(model);
@@ -203,7 +203,7 @@ static const jpp_task_t kTasks[] = {
     {.name = "after \"loop\"\n", .kind = JPP_TASK_OUTER, .stage = JPP_NONE},
 };
 
-// {rank, task, microbatch, issued, start, end}. Two of the runs share a column.
+// {rank, task, microbatch, issued, start, end}. Two of the runs are in one column.
 static const jpp_trace_run_t kRuns[] = {
     {0, 0, 10, 0, 0, 1000},
     {0, 0, 11, 5, 1000, 2000},
@@ -261,10 +261,10 @@ static void test_json_of_a_handmade_trace(void** state) {
   jpp_text_free(text);
 }
 
-// A rank begins its next step while others still drain this one.
+// A rank begins its next step while others still finish this one.
 static void test_steps_that_overlap(void** state) {
   (void)state;
-  // By one task, which is to be longer than a thread waits for a core.
+  // Steps overlap by one task, which must take longer than a thread waits for a core.
   model_t* model = slow_model("zb-h1", 10000);
   jpp_array_t *args[kOutputs], *results[2][kOutputs];
   uint32_t num_args = model->graph->num_args, num_results = model->graph->num_outputs;

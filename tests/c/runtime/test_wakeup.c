@@ -1,4 +1,4 @@
-// The issuing thread's sleep: what ends it, from other threads and at any moment.
+// The sleep of the issuing thread, and how other threads end it at any moment.
 #include <pthread.h>
 #include <sched.h>
 #include <unistd.h>
@@ -7,7 +7,7 @@
 #include "runtime/cluster/wakeup.h"
 #include "test_util.h"
 
-// A test that sleeps for so long fails by its own time limit.
+// A test that sleeps this long exceeds its time limit and fails.
 static const int64_t kForever = INT64_C(3600) * 1000000000;
 enum { kRounds = 2000 };
 
@@ -30,7 +30,7 @@ static void test_time_ends_it(void** state) {
   (void)state;
   jpp_wakeup_t wakeup = {0};
   ASSERT_OK(jpp__wakeup_open(&wakeup));
-  // A call that nobody was to hear is not kept for the next sleep.
+  // A call that finds no sleeper does not end the next sleep.
   jpp__wakeup_call(&wakeup);
   int64_t begin = jpp__clock_now();
   jpp__wakeup_begin(&wakeup);
@@ -45,7 +45,7 @@ typedef struct caller {
   atomic_uint made, seen;
 } caller_t;
 
-// Makes something, calls, and waits until it is seen.
+// Changes the state, calls, and waits until the other thread has seen it.
 static void* make_all(void* user) {
   caller_t* caller = user;
   for (uint32_t i = 1; i <= kRounds; ++i) {
@@ -56,7 +56,7 @@ static void* make_all(void* user) {
   return NULL;
 }
 
-// Whether it comes before the sleep, while it begins or during it: nothing is missed.
+// No call is missed, whether it comes before the sleep, while it begins or during it.
 static void test_no_call_is_missed(void** state) {
   (void)state;
   caller_t caller = {0};

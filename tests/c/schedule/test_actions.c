@@ -1,6 +1,6 @@
-// The proof of action lists against a naive execution of their cells: what is accepted
-// runs with exactly the slots that are said to be the least, and what is refused does not
-// run, over random changes of lists with communication.
+// Compares the proof of action lists with a naive execution of their cells: an accepted
+// list runs with exactly the slots that the proof reports as the minimum, and a refused
+// one does not run, over random changes of lists with communication.
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -9,7 +9,7 @@
 
 enum { kRanks = 4, kStages = 8, kMicrobatches = 8, kCells = 256, kMostSlots = 1000 };
 
-// Of each schedule. Sanitizers make everything several times slower.
+// Per schedule. Sanitizers make everything several times slower.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 enum { kMutants = 25 };
 #else
@@ -37,7 +37,7 @@ static uint32_t random_below(uint32_t bound) {
 
 typedef enum result { RAN, WAITS, WRONG } result_t;
 
-// The messages of one channel, as they were sent and as their RECVs were posted.
+// The messages of one channel in the order of their sends, and of their posted RECVs.
 typedef struct queue {
   uint32_t sent[kCells], posted[kCells];
   uint32_t num_sent, num_posted;
@@ -47,7 +47,7 @@ typedef struct machine {
   uint32_t slots, stages, microbatches;
   uint32_t rank_of[kStages];
   bool ran[4][kStages][kMicrobatches];  // F, B, I, W
-  // [of a forward?]: at the end that sends, at the one that receives
+  // [of a forward?]: at the sender, at the receiver
   bool sent[2][kStages][kMicrobatches], posted[2][kStages][kMicrobatches];
   bool waited[2][kStages][kMicrobatches];
   queue_t queues[kRanks][kRanks];
@@ -59,7 +59,8 @@ static bool has_backward(const machine_t* m, uint32_t s, uint32_t mb) {
   return m->ran[1][s][mb] || m->ran[2][s][mb];
 }
 
-// Whether what a forward (or backward) of the stage needs from the next one is there.
+// True if the value that a forward (or backward) of the stage needs from the next stage
+// is there.
 static bool is_there(const machine_t* m, bool forward, uint32_t s, uint32_t mb) {
   if (forward ? !s : s + 1 == m->stages) return true;
   uint32_t from = forward ? s - 1 : s + 1;
@@ -143,7 +144,7 @@ static result_t run_cell(machine_t* m, const char* text) {
   return result;
 }
 
-// Sizes and placement; false when a stage is on two ranks or on none.
+// Finds sizes and placement; returns false when a stage is on two ranks or on none.
 static bool place(const lists_t* lists, machine_t* m) {
   for (uint32_t s = 0; s < kStages; ++s) m->rank_of[s] = kRanks;
   for (uint32_t r = 0; r < lists->ranks; ++r) {
@@ -268,8 +269,7 @@ static cell_t remove_cell(lists_t* lists, uint32_t r, uint32_t at) {
   return cell;
 }
 
-// Makes a pair of the cell and a later one near it, where these are a forward and a
-// backward.
+// Pairs the cell with a later one near it, if they are a forward and a backward.
 static void join_cells(lists_t* lists, uint32_t r, uint32_t at) {
   uint32_t s, mb, s2, mb2;
   char kind, kind2, tail, text[64];
@@ -355,7 +355,7 @@ static void check_slots(const lists_t* lists, uint32_t slots) {
   }
 }
 
-// What is written of an accepted list runs as well.
+// The text of an accepted list runs as well.
 static void check_written(const jpp_schedule_t* schedule) {
   char* text = NULL;
   lists_t lists;
@@ -414,7 +414,7 @@ static void check_mutants(const jpp_schedule_t* schedule) {
 static void test_mutants_are_judged_as_they_run(void** state) {
   (void)state;
   for_each_schedule(check_mutants);
-  // Neither answer is a rare one.
+  // Neither answer is rare.
   assert_true(g_accepted > 40 * kMutants && g_refused > 40 * kMutants);
 }
 
@@ -440,7 +440,7 @@ static void test_waiting_for_a_message_is_waiting(void** state) {
   assert_refused("0F0,0SEND_F0,0RECV_B0\n1RECV_F0,1F0\n",
                  "x:1: cell 3, 0RECV_B0: no rank sends it; expected 1SEND_B0 on rank 1 "
                  "(line 2)");
-  // Each waits for its message to leave before it takes the other's.
+  // Each waits until its message has left before it takes the other's.
   assert_refused(
       "0F0,0SEND_F0,0F1,0SEND_F1,0WAIT_SEND_F1,0RECV_B0,0B0,0RECV_B1,0B1\n"
       "1RECV_F0,1F0,1B0,1SEND_B0,1WAIT_SEND_B0,1RECV_F1,1F1,1B1,1SEND_B1\n",
@@ -452,7 +452,7 @@ static void test_waiting_for_a_message_is_waiting(void** state) {
       "(line 1, cell 6)");
 }
 
-// Both halves of a pair start together: neither may wait for what the other makes.
+// Both halves of a pair start together: neither may wait for the other's result.
 static void test_a_pair_starts_when_both_halves_may(void** state) {
   (void)state;
   const char* text = "0F0,(0F1;0B0)OVERLAP_F_B,0B1\n1F0,1F1,1B0,1B1\n";
@@ -465,7 +465,7 @@ static void test_a_pair_starts_when_both_halves_may(void** state) {
   jpp_schedule_destroy(schedule);
 }
 
-// A FusedTask whose tasks have to run one after another is none that CSV can say.
+// CSV cannot express a FusedTask whose tasks must run one after another.
 static void test_what_is_written_is_proved(void** state) {
   (void)state;
   const jpp_schedule_task_t first[] = {

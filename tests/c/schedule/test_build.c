@@ -1,4 +1,4 @@
-// The built-in schedules are the ones that are documented, at every size.
+// The built-in schedules are as documented, at every size.
 #include <dirent.h>
 #include <stdio.h>
 
@@ -66,7 +66,7 @@ static void check_golden(const char* name, const jpp_schedule_params_t* params) 
   jpp_schedule_destroy(schedule);
 }
 
-// Whether a golden file says by its name which schedule it has: NAME_s4_p2_m8_fused.txt.
+// True if the golden file's name says that it has this schedule: NAME_s4_p2_m8_fused.txt.
 static bool parse_golden_name(const char* file, char name[64],
                               jpp_schedule_params_t* out_params) {
   int end = 0;
@@ -79,7 +79,7 @@ static bool parse_golden_name(const char* file, char name[64],
   return out_params->fuse_steady_state || !strcmp(file + end, ".txt");
 }
 
-// Its example, and whatever other sizes there are files for.
+// Tries the schedule's example and all other sizes for which there are files.
 static void test_schedules_are_as_their_golden_files(void** state) {
   (void)state;
   for (uint32_t i = 0; i < jpp_schedule_info_count(); ++i) {
@@ -96,7 +96,7 @@ static void test_schedules_are_as_their_golden_files(void** state) {
   closedir(folder);
 }
 
-// What a schedule should answer to these sizes, by its row in the table.
+// The expected answer of a schedule to these sizes, from its row in the table.
 static jpp_status_code_t expected_code(const jpp_schedule_info_t* info,
                                        const jpp_schedule_params_t* params) {
   uint32_t several = params->stages / params->ranks;
@@ -169,7 +169,8 @@ static void test_peaks_are_those_of_the_papers(void** state) {
   }
 }
 
-// Bubbles of an ideal interleaved pipeline: (P - 1) forwards and backwards of one stage.
+// The bubble of an ideal interleaved pipeline: (P - 1) forwards and backwards of one
+// stage.
 static void test_interleaved_has_the_ideal_length_at_uneven_sizes(void** state) {
   (void)state;
   for (uint32_t microbatches = 4; microbatches < 24; ++microbatches) {
@@ -253,7 +254,8 @@ static void test_table_lists_every_schedule_once(void** state) {
 
 #define DOCS_DIR GOLDEN_DIR "/../../docs"
 
-// The docs have these lines: | [1f1b](schedules/1f1b.svg) | ..., and | 1f1b | paper | ...
+// The docs contain these lines: | [1f1b](schedules/1f1b.svg) | ..., and | 1f1b | paper |
+// ...
 static void test_docs_describe_every_schedule(void** state) {
   (void)state;
   char* page = golden_read(DOCS_DIR "/schedules.md");
@@ -285,8 +287,8 @@ static void test_docs_describe_every_schedule(void** state) {
   free(page);
 }
 
-// What waits takes no memory: entries are as many as tasks, whatever the idle steps,
-// which are printed one by one.
+// Idle steps take no memory: there are as many entries as tasks, however many idle steps
+// are printed.
 static void test_idle_steps_share_an_entry(void** state) {
   (void)state;
   for (uint32_t i = 0; i < jpp_schedule_info_count(); ++i) {
@@ -305,7 +307,7 @@ static void test_idle_steps_share_an_entry(void** state) {
   jpp_schedule_t* schedule = build("1f1b", 4, 4, 1);
   char* text = text_of(schedule);
   assert_non_null(strstr(text, "rank 1: . fwd_1__0 . . . . bwd_1__0 .\n"));
-  // Positions count every idle step.
+  // Positions include every idle step.
   ASSERT_FAILS(jpp_schedule_check_memory(schedule, 2, 1), JPP_OUT_OF_MEMORY, "(entry 0)");
   jpp_text_free(text);
   jpp_schedule_destroy(schedule);

@@ -1,5 +1,5 @@
-// CSV in and out: what is written is read back, and every wrong file is refused with its
-// line.
+// CSV in both directions: written schedules are read back, and the error for a wrong file
+// names its line.
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -79,7 +79,7 @@ static void test_forms_that_are_read(void** state) {
       read_text("0UNSHARD,0F0,0SEND_F0,0RECV_B0,0B0,0WAIT_SEND_F0,0REDUCE_GRAD,"
                 "0WAIT_REDUCE_GRAD,0RESHARD\r\n"
                 "1RECV_F0,1F0,1B0,1SEND_B0\r\n"));
-  // A whole backward of a stage whose others are in parts.
+  // A whole backward of a stage whose other backwards are split.
   ASSERT_OK(read_text("0F0,0F1,0B0,0I1,0W1\n"));
   ASSERT_OK(read_text("0F0,1F0,0F1,(1F1;1B0)OVERLAP_F_B,1I1,1W1,0B0,0B1\n"));
 }
@@ -96,7 +96,7 @@ static void test_wrong_texts_name_their_line_and_cell(void** state) {
   assert_refused("0F0,0X0\n", code, "dir/x.csv:1: cell 2, '0X0': expected F, B, I, W");
   assert_refused("F0\n", code, "cell 1, 'F0': expected a stage number first");
   assert_refused("0F\n", code, "'0F': expected a microbatch number");
-  assert_refused("0F0;\n", code, "there is more behind the action");
+  assert_refused("0F0;\n", code, "unexpected text after the action");
   assert_refused("99999999999F0\n", code, "expected a stage number");
   assert_refused("(0F0;1B0)\n", code, "expected a pair as");
   assert_refused("(0B0;1B0)OVERLAP_F_B\n", code, "expected a forward and a backward");
@@ -145,7 +145,7 @@ static void test_wrong_schedules_are_refused(void** state) {
 
 static void test_slots_are_the_least_that_are_enough(void** state) {
   (void)state;
-  // Rank 1 posts its RECVs only behind a message that rank 0 sends behind both SENDs.
+  // Rank 1 posts its RECVs only after a message that rank 0 sends after both SENDs.
   const char* text =
       "0F0,0SEND_F0,0F1,0SEND_F1,2RECV_F0,2F0,2SEND_F0,2RECV_F1,2F1,2SEND_F1\n"
       "1RECV_F0,1F0,1SEND_F0,1RECV_F1,1F1,1SEND_F1,3RECV_F0,3F0,3RECV_F1,3F1\n";
@@ -154,7 +154,7 @@ static void test_slots_are_the_least_that_are_enough(void** state) {
   ASSERT_OK(jpp_schedule_from_csv("x", text, strlen(text), &slots, &schedule));
   assert_int_equal(slots, 1);
   jpp_schedule_destroy(schedule);
-  // Rank 0 sends four before it posts anything, and rank 1 answers each.
+  // Rank 0 sends four messages before it posts a RECV, and rank 1 answers each.
   const char* late =
       "0F0,0SEND_F0,0F1,0SEND_F1,0F2,0SEND_F2,0F3,0SEND_F3,"
       "0RECV_B0,0B0,0RECV_B1,0B1,0RECV_B2,0B2,0RECV_B3,0B3\n"
@@ -165,7 +165,7 @@ static void test_slots_are_the_least_that_are_enough(void** state) {
   jpp_schedule_destroy(schedule);
 }
 
-// Found by fuzz_csv: what was written for such a rank was an empty line.
+// fuzz_csv found that such a rank was written as an empty line.
 static void test_a_rank_that_does_nothing_is_read_back(void** state) {
   (void)state;
   static const char* const kTexts[] = {" \n ,0F0", ",\n0F0,0B0"};
@@ -185,7 +185,7 @@ static void test_a_rank_that_does_nothing_is_read_back(void** state) {
   }
 }
 
-// Lists without any task, and lists of communication alone.
+// Lists without any task, and lists of only communication.
 static void test_lists_without_tasks_are_refused(void** state) {
   (void)state;
   const jpp_status_code_t code = JPP_SCHEDULE_ERROR;

@@ -1,4 +1,4 @@
-// The proof: what it accepts, what it refuses, and what it says then.
+// The proof of schedules: what it accepts, what it refuses, and with which message.
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -100,7 +100,7 @@ static void test_a_callback_makes_rows(void** state) {
                JPP_INVALID_ARGUMENT, "rank 0: the callback has made");
 }
 
-// 4,096 activations of 4,096 TiB are 2^64 bytes, which 64 bits took for none.
+// 4,096 activations of 4,096 TiB are 2^64 bytes, which once overflowed to 0.
 static void test_activations_beyond_all_memory_are_over_any_limit(void** state) {
   (void)state;
   for (uint32_t microbatches = 4095; microbatches <= 4097; ++microbatches) {
@@ -187,7 +187,8 @@ static void add_message(const jpp_schedule_t* schedule, bool fused_as_one,
   jpp_status_free(status);
 }
 
-// Rank 11 wants the second lap before the first, so every rank waits for the one before.
+// Rank 11 lists the second lap before the first, so every rank waits for the previous
+// one.
 static void add_long_cycle(jpp_str_t* str) {
   jpp_schedule_task_t tasks[12][2];
   jpp_schedule_row_t rows[12];
@@ -203,8 +204,8 @@ static void add_long_cycle(jpp_str_t* str) {
   jpp_schedule_destroy(schedule);
 }
 
-// Ranks 1 and 2 stand still because of each other; what rank 1 lists later can not run
-// either, and is simpler to see.
+// Ranks 1 and 2 block each other; a later entry of rank 1 cannot run either and would be
+// the simpler explanation.
 static void add_short_cycle_behind_a_long_one(jpp_str_t* str) {
   jpp_schedule_t* schedule =
       from_rows(3, 3, 2,
@@ -347,7 +348,7 @@ static void drop(rows_copy_t* copy, uint32_t rank, uint32_t at) {
   memmove(&tasks[at], &tasks[at + 1], (count - at) * sizeof(*tasks));
 }
 
-// Drops, repeats, swaps, moves along the row, or moves to another rank.
+// Drops, repeats, swaps, moves along the row or moves to another rank a random entry.
 static void mutate(rows_copy_t* copy, uint32_t ranks) {
   uint32_t rank = random_below(ranks), count = copy->rows[rank].count;
   if (!count) return;
@@ -375,7 +376,7 @@ static void mutate(rows_copy_t* copy, uint32_t ranks) {
   }
 }
 
-// A person reads it: a few lines, and a deadlock says what to move.
+// The message is short, and for a deadlock it says which entry to move.
 static void check_message(const jpp_status_t* status) {
   if (!status) return;
   assert_int_equal(jpp_status_code(status), JPP_SCHEDULE_ERROR);
@@ -401,8 +402,8 @@ static bool naive_needs(const jpp_schedule_task_t* t, const jpp_schedule_task_t*
          (backward && other->stage == t->stage + 1);
 }
 
-// Steps from each task to each other: 1 to what it needs, none to what its rank runs
-// before it. 0 if there are too many tasks.
+// Weights of the steps from each task to each other: 1 to a task that it depends on, none
+// to the task before it on its rank. Returns 0 if there are too many tasks.
 static uint32_t naive_steps(const jpp_schedule_t* schedule,
                             uint16_t steps[kMaxTasks][kMaxTasks]) {
   const jpp_schedule_task_t* tasks[kMaxTasks];

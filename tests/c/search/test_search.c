@@ -1,5 +1,5 @@
-// The search: proved, never worse than what is built in, better on uneven stages, inside
-// its limit. Pictures too.
+// The search: its schedules pass the proof, are never worse than the built-in ones,
+// better on uneven stages, and within the memory limit. Also its pictures.
 #include <math.h>
 #include <stdlib.h>
 
@@ -89,7 +89,7 @@ static void test_every_size_is_served(void** state) {
   }
 }
 
-// Each task is drawn once, each rank has a curve, and nothing comes from elsewhere.
+// The picture draws each task once and a curve for each rank, and loads nothing.
 static void test_pictures_hold_every_task(void** state) {
   (void)state;
   jpp_schedule_t* schedule = build("v-half", 8, 4, 6);
@@ -106,7 +106,7 @@ static void test_pictures_hold_every_task(void** state) {
   for (const char* c = svg; (c = strstr(c, "<path fill=\"#c9b8e0\"")); ++c) ++curves;
   assert_int_equal(tasks, simulation->tasks);
   assert_int_equal(curves, 4);
-  assert_null(strstr(svg, "class="));  // not every renderer reads style sheets
+  assert_null(strstr(svg, "class="));  // some renderers ignore style sheets
   assert_non_null(strstr(svg, "v-half: 8 stages, 4 ranks, 6 microbatches"));
   assert_non_null(strstr(html, "<script>"));
   assert_null(strstr(html, "src="));
@@ -118,7 +118,7 @@ static void test_pictures_hold_every_task(void** state) {
   jpp_schedule_destroy(schedule);
 }
 
-// The two streams of a rank are drawn one above the other, and traced apart.
+// The two streams of a rank are drawn one above the other, and traced separately.
 static void test_pictures_show_streams(void** state) {
   (void)state;
   jpp_schedule_t* schedule = build("zb-v", 4, 2, 2);
@@ -136,7 +136,8 @@ static void test_pictures_show_streams(void** state) {
   for (const char* c = trace; (c = strstr(c, "\"pid\":1,\"tid\":")); ++c) ++beside;
   for (const char* c = text; (c = strchr(c, '\n')); ++c) ++lines;
   assert_int_equal(lower, 4 * 2);
-  assert_int_equal(beside, 4 * 2 + 2 * 2);  // weight gradients, and two ranks' names
+  assert_int_equal(beside,
+                   4 * 2 + 2 * 2);  // weight gradients, and the names of two ranks
   assert_int_equal(lines, 2 + 2 * 2);
   jpp_text_free(svg);
   jpp_text_free(text);
@@ -187,7 +188,7 @@ static void test_a_search_has_an_end(void** state) {
                  "expected a latency");
     options.latency = 0;
   }
-  // A latency far beyond the costs.
+  // A latency much larger than the costs.
   options.latency = 1e100;
   ASSERT_OK(jpp_schedule_search(&options, &result));
   jpp_schedule_destroy(result.schedule);

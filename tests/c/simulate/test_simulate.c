@@ -1,5 +1,5 @@
-// The simulator, against the papers' figures and against one that is simple enough to be
-// believed.
+// Compares the simulator with the papers' figures and with a simulation that is simple
+// enough to trust.
 #include <math.h>
 #include <stdlib.h>
 
@@ -7,7 +7,7 @@
 #include "jaxpp/view.h"
 #include "schedule_util.h"
 
-// Sanitizers make everything several times slower: they see a part of the grid.
+// Sanitizers make everything several times slower, so they run only part of the grid.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 enum { kGridStep = 7 };
 #else
@@ -125,8 +125,8 @@ static double naive_cost(const double cost[3], const jpp_schedule_task_t* t) {
   return t->kind == JPP_TASK_BWD_W ? cost[2] : cost[1] + cost[2];
 }
 
-// Stream 0, but for weight gradients and what joins the task before it: these take the
-// other stream that is free first.
+// Returns stream 0, except for weight gradients and tasks that join the previous one,
+// which take the first free one of the other streams.
 static uint32_t naive_stream(const jpp_schedule_row_t* row, uint32_t i,
                              const double* free_at, uint32_t streams) {
   bool joins = i && row->tasks[i - 1].joins_next;
@@ -157,7 +157,7 @@ static double naive_makespan(const jpp_schedule_t* schedule, const double cost[3
   return makespan;
 }
 
-// What a rank does and keeps, unit of time by unit of time: costs are whole numbers.
+// Tracks what a rank runs and keeps in each unit of time; costs are whole numbers.
 static void naive_rank(const jpp_schedule_t* schedule, uint32_t r, const double cost[3],
                        double* out_busy, int* out_peak) {
   *out_busy = 0;
@@ -195,7 +195,7 @@ static void compare_ranks(const jpp_simulation_t* simulation, const double cost[
 static uint32_t g_simulated;
 
 static void compare(const jpp_schedule_t* schedule) {
-  // Whole numbers once divided by the stages of a rank, so that sums are exact.
+  // Whole numbers after division by the stages of a rank, so that sums are exact.
   static const double kCosts[][3] = {{1, 1, 1}, {2, 3, 1}, {1, 5, 2}};
   uint32_t v = schedule->stages / schedule->ranks;
   ASSERT_OK(jpp_schedule_verify(schedule));
@@ -258,8 +258,8 @@ static void test_streams_are_simulated_as_by_the_naive_one(void** state) {
   assert_true(g_with_streams > 2000);
 }
 
-// Weight gradients leave the way of everything else: what remains is the forwards and
-// input gradients of a rank, and a pipeline's way in and out.
+// Weight gradients delay nothing else: what remains is the forwards and input gradients
+// of a rank, and the time that a pipeline takes to fill and drain.
 static void test_a_second_stream_takes_weight_gradients(void** state) {
   (void)state;
   jpp_schedule_t* schedule = build("zb-h1", 2, 2, 4);
@@ -281,7 +281,7 @@ static void test_a_second_stream_takes_weight_gradients(void** state) {
   jpp_schedule_destroy(schedule);
 }
 
-// Both halves of a pair at once, unless one needs the other.
+// Both halves of a pair start at once, unless one needs the other.
 static void test_a_second_stream_overlaps_pairs(void** state) {
   (void)state;
   jpp_schedule_t* schedule = build("dualpipe-v", 4, 2, 8);
@@ -311,7 +311,7 @@ static void test_optimizer_waits_for_all_or_not(void** state) {
   jpp_simulation_destroy(simulation);
   options.optimizer_free = true;
   ASSERT_OK(jpp_schedule_simulate(schedule, &options, &simulation));
-  assert_near(simulation->step, 36 + 5);  // no bubble inside a rank
+  assert_near(simulation->step, 36 + 5);  // the rank never waits between its tasks
   jpp_simulation_destroy(simulation);
   jpp_schedule_destroy(schedule);
 }
@@ -352,7 +352,8 @@ static void test_one_spmd_program(void** state) {
   }
 }
 
-// The slowest stage is everybody's; what has no such program is refused.
+// All stages keep the pace of the slowest one; a schedule without such a program is
+// refused.
 static void test_one_spmd_program_of_stages_that_differ(void** state) {
   (void)state;
   jpp_schedule_params_t params = {
@@ -404,14 +405,14 @@ static void test_transfers_take_turns_on_a_channel(void** state) {
     assert_near(simulation->makespan, expected[i]);
     jpp_simulation_destroy(simulation);
   }
-  // Messages of 4 units leave every 4, though forwards end every 1.
+  // Messages of 4 units are sent every 4 units, though forwards end every unit.
   options = (jpp_simulate_options_t){.struct_size = sizeof(jpp_simulate_options_t),
                                      .rank_cost = {1, 1, 1},
                                      .transfer = 4};
   ASSERT_OK(jpp_schedule_simulate(schedule, &options, &simulation));
   assert_near(simulation->starts[1][1 + 1], 1 + 4 + 4);
   jpp_simulation_destroy(simulation);
-  // A rank that stands still meanwhile starts its second forward later.
+  // A rank that waits for its message to leave starts its second forward later.
   options.no_overlap = true;
   ASSERT_OK(jpp_schedule_simulate(schedule, &options, &simulation));
   assert_near(simulation->starts[0][1], 5);
@@ -438,8 +439,8 @@ static void test_costs_may_differ_by_stage(void** state) {
   jpp_schedule_destroy(schedule);
 }
 
-// Times whose sums or shares a double does not hold: the picture's axis once went on for
-// ever, and the makespan was printed as inf.
+// Times whose sums or quotients overflow a double: the picture's axis once never ended,
+// and the makespan was printed as inf.
 static void test_times_are_of_a_size_that_can_be_summed(void** state) {
   (void)state;
   static const double kBad[] = {INFINITY, NAN, -1e-9, 1e308, 1e101, 1e-101, 5e-324};

@@ -1,13 +1,13 @@
 // Two ends that send each other device memory over the transport nccl, in both directions
-// at once, and compare what they get.
+// at once, and compare what they receive.
 //
 //   nccl_ends            threads of this process, for the stub
 //   nccl_ends processes  two processes on one GPU, with the real NCCL
 //   nccl_ends dies       the same, and the second one is killed while it receives
 //
 // NCCL refuses two ranks on one GPU unless it takes them to be on two hosts, which
-// NCCL_HOSTID makes it believe; they then go through sockets. So this shows that the
-// driver works with the real library, and nothing about speed.
+// NCCL_HOSTID makes it believe; they then go through sockets. This shows that the driver
+// works with the real library, and says nothing about speed.
 #include <dlfcn.h>
 #include <pthread.h>
 #include <signal.h>

@@ -1,5 +1,5 @@
-// What the tests of the driver for NCCL share: each begins without faults of the stub and
-// ends without anything left of it.
+// Shared by the tests of the NCCL driver: each begins without faults of the stub and must
+// leave nothing in it.
 #ifndef TESTS_C_TRANSPORT_NCCL_TESTS_H_
 #define TESTS_C_TRANSPORT_NCCL_TESTS_H_
 

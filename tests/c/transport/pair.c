@@ -1,5 +1,5 @@
-// Connects two transports of one thread, whose progress is made in turns; only their
-// ends, which wait for each other, need a second one.
+// Connects two transports in one thread, which makes progress on them in turns; only
+// closing, where they wait for each other, needs a second thread.
 #include "pair.h"
 
 #include <pthread.h>
@@ -142,7 +142,7 @@ bool pair_send_text(pair_t* pair, uint64_t tag, const char* text) {
 
 // --- Suites ---------------------------------------------------------------------------
 
-// A driver whose library is missing is skipped, which is said.
+// Skips a driver whose library is missing, and prints that.
 static bool is_missing(const char* driver) {
   jpp_transport_t* transport = NULL;
   jpp_transport_options_t options = pair_options(driver, 0, 1);

@@ -1,5 +1,5 @@
-// Two transports of one process that are connected, as two processes would be, and the
-// two ends of a channel between them.
+// Two transports of one process, connected as two processes would be, and both ends of a
+// channel between them.
 #ifndef TESTS_C_TRANSPORT_PAIR_H_
 #define TESTS_C_TRANSPORT_PAIR_H_
 
@@ -20,12 +20,12 @@ typedef struct pair {
 
 static const char kPairToken[] = "a token of the tests";
 
-// The options of a transport of bytes; most_ms: its peer_timeout_ms.
+// Options of a transport of bytes; most_ms is its peer_timeout_ms.
 jpp_transport_options_t pair_options(const char* driver, uint32_t process,
                                      uint32_t most_ms);
 void pair_connect(pair_t* pair, const char* driver, uint32_t most_ms);
-// A channel from process 0 to 1 with shards of these sizes at most; in device memory
-// where the driver takes that.
+// A channel from process 0 to 1 with shards of at most these sizes, in device memory if
+// the driver supports that.
 jpp_channel_spec_t pair_spec(pair_t* pair, uint32_t id, uint32_t slots, uint32_t capacity,
                              const uint64_t* bytes);
 // Both: `capacity` shards of `bytes` each.
@@ -35,9 +35,9 @@ void pair_open_channel(pair_t* pair, uint32_t slots, uint32_t capacity, uint64_t
 // Closes what is open. Both transports leave at the same time, as threads.
 void pair_close(pair_t* pair);
 
-// Progress at both ends.
+// Makes progress at both ends.
 void pair_progress(pair_t* pair);
-// The same until the condition is true; fails the test when it is not within a long time.
+// Makes progress until the condition is true; fails the test if that takes too long.
 #define PAIR_WAIT(pair, condition)                                                       \
   do {                                                                                   \
     int64_t pair_until_ = jpp__clock_now_ms() + 20000;                                   \
@@ -47,22 +47,23 @@ void pair_progress(pair_t* pair);
     }                                                                                    \
   } while (0)
 
-// Whether a message could be sent; its status must be OK.
+// Returns true if the message could be sent; its status must be OK.
 bool pair_send(jpp_channel_t* channel, uint64_t tag, const jpp_shard_t* shards,
                uint32_t count, uintptr_t cookie);
 bool pair_recv(jpp_channel_t* channel, jpp_received_t* out_received);
 
-// Bytes that differ from message to message and from shard to shard.
+// Fills in bytes that depend on the message and the shard.
 void pair_fill(void* data, size_t size, uint64_t seed);
 bool pair_is_filled(const void* data, size_t size, uint64_t seed);
 
-// A message of one shard, with its tag as the cookie; whether it could be sent.
+// Sends a message of one shard, with its tag as the cookie; returns true if it could be
+// sent.
 bool pair_send_text(pair_t* pair, uint64_t tag, const char* text);
-// Waits for it, and releases its slot.
+// Waits for the message and releases its slot.
 void pair_expect_text(pair_t* pair, uint64_t tag, const char* text);
 
-// Runs the tests on the driver that argv[1] names ("fake" if there is none), which is
-// their state. A driver whose library is missing is skipped, which is said.
+// Runs the tests with the driver that argv[1] names (default "fake") as their state.
+// Skips a driver whose library is missing, and prints that.
 int pair_run_suite(const char* name, const struct CMUnitTest* tests, size_t count,
                    int argc, char** argv);
 

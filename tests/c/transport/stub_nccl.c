@@ -1,5 +1,6 @@
-// The stub: two ends meet by the id of their communicator, and the work at the front of
-// their streams is done when one sends and the other receives. One mutex guards all.
+// The stub: two ends find each other by the id of their communicator, and the first
+// operations of their streams complete when one sends and the other receives. One mutex
+// guards everything.
 #include "stub_nccl.h"
 
 #include <pthread.h>
@@ -33,7 +34,7 @@ struct jpp_nccl_handle {
   int id, rank, device;
   jpp_nccl_handle_t peer, next;
   bool making, ending, peer_ended;
-  int busy;       // questions
+  int busy;       // remaining queries
   work_t* batch;  // on its way to the stream
   jpp_nccl_result_t error;
 };
@@ -41,7 +42,7 @@ struct jpp_nccl_handle {
 struct jpp_cuda_stream {
   jpp_cuda_stream_t next;
   work_t* work;
-  int stopping;  // questions until it is idle after an abort
+  int stopping;  // remaining queries until it is idle after an abort
 };
 
 struct jpp_cuda_event {
@@ -134,7 +135,7 @@ static void pop_work(jpp_cuda_stream_t stream) {
   free(work);
 }
 
-// What the other end has at the front of its stream.
+// Finds the first operation of the other end's stream.
 static jpp_cuda_stream_t partner_locked(const work_t* work) {
   for (jpp_cuda_stream_t at = g_streams; at; at = at->next) {
     const work_t* front = at->work;
@@ -286,7 +287,7 @@ jpp_nccl_result_t ncclCommInitRankConfig(jpp_nccl_handle_t* out_comm, int ranks,
   return JPP_NCCL_IN_PROGRESS;
 }
 
-// Whether the communicator can not be used yet.
+// True if the communicator cannot be used yet.
 static bool is_busy_locked(jpp_nccl_handle_t comm) {
   if (comm->making) {
     if (!comm->peer && !comm->peer_ended) return true;
@@ -515,7 +516,7 @@ jpp_cuda_result_t cuEventRecord(jpp_cuda_event_t event, jpp_cuda_stream_t stream
   work_t* work = calloc(1, sizeof(*work));
   *work = (work_t){.kind = WORK_EVENT, .event = event, .stream = stream};
   pthread_mutex_lock(&g_mutex);
-  // One that is recorded again counts anew.
+  // An event that is recorded again counts anew.
   for (work_t** at = &stream->work; *at;) {
     work_t* old = *at;
     if (old->event == event) {
@@ -591,7 +592,7 @@ jpp_cuda_result_t cuMemFree_v2(jpp_cuda_pointer_t pointer) {
   return cuda_result(right);
 }
 
-// The transport does not copy, but tests do.
+// Only tests copy; the transport does not.
 jpp_cuda_result_t cuMemcpyHtoD_v2(jpp_cuda_pointer_t to, const void* from, size_t size);
 jpp_cuda_result_t cuMemcpyDtoH_v2(void* to, jpp_cuda_pointer_t from, size_t size);
 

@@ -1,7 +1,7 @@
 // A library with the functions of NCCL and of the CUDA driver that the transport uses,
-// for machines without GPUs. Device memory is the host's, a stream is a list of what is
-// to be copied, and time passes when somebody asks how far something is. It is as strict
-// as the real ones where that is documented: a call on a communicator that is still busy,
+// for machines without GPUs. Device memory is host memory, a stream is a list of copies,
+// and time passes when somebody queries the progress of something. It is as strict as the
+// real ones where that is documented: a call on a communicator that is still busy,
 // outside a group or without a current context fails, and a send waits for its receive.
 //
 // JPP_NCCL and JPP_CUDA name it, and STUB_NCCL_DELAY sets stub_faults_t.delay; tests of
@@ -13,16 +13,16 @@
 
 enum { kStubMostInits = 64, kStubDevices = 4 };
 
-// What goes wrong; all 0: nothing.
+// Faults to inject; all 0: none.
 typedef struct stub_faults {
-  int version;      // of NCCL, instead of 2.28.9
+  int version;      // version of NCCL, instead of 2.28.9
   int delay;        // questions until a communicator is made, a batch issued, data copied
   int fail_init;    // the number of the communicator, from now on, that cannot be made
   int fail_group;   // the number of the batch, from now on, after which NCCL has an error
   int fail_event;   // the number of the event, from now on, that fails when it is asked
   bool slow_abort;  // streams stop some questions after an abort
   bool never_stops;  // streams do not stop after an abort
-  bool joint_end;    // a communicator is finalized once the other end is, too
+  bool joint_end;    // a communicator is finalized only once the other end is, too
   bool own_memory;   // only what cuMemAlloc() gave may be sent and received
 } stub_faults_t;
 

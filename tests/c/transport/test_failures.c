@@ -105,7 +105,7 @@ static void test_channel_needs_a_connection_and_an_end_here(void** state) {
                JPP_INVALID_ARGUMENT, "process 1 is not connected yet");
   spec.dst_process = 0;
   ASSERT_FAILS(jpp_transport_open_channel(transport, &spec, &channel),
-               JPP_INVALID_ARGUMENT, "expected process 0, which opens it, and another");
+               JPP_INVALID_ARGUMENT, "expected its ends to be process 0, which opens it");
   jpp_transport_destroy(transport);
 }
 
@@ -269,7 +269,7 @@ static void test_a_silent_peer_is_named(void** state) {
     jpp_transport_progress(pair.sender, &some);
     status = jpp_transport_peer_status(pair.sender, 1);
   }
-  ASSERT_FAILS(status, JPP_PEER_ERROR, "nothing was heard of it for 0.4 s");
+  ASSERT_FAILS(status, JPP_PEER_ERROR, "it has sent nothing for 0.4 s");
   bool done = false;
   ASSERT_FAILS(jpp_channel_try_send_bytes(pair.out, 2, NULL, 0, NULL, &done),
                JPP_PEER_ERROR, "process 1 at 127.0.0.1");

@@ -168,7 +168,7 @@ typedef struct violation {
 static void test_what_the_plan_does_not_allow_fails_the_peer(void** state) {
   (void)state;
   static const violation_t kViolations[] = {
-      {{.kind = 99, .channel = 5}, NULL, "no such kind"},
+      {{.kind = 99, .channel = 5}, NULL, "its kind is unknown"},
       {{.kind = JPP_PACKET_GRANT, .channel = 5}, NULL, "same end of the channel"},
       {{.kind = JPP_PACKET_DATA, .channel = 5, .count = 1, .size = 2}, "x", "length"},
       {{.kind = JPP_PACKET_DATA, .channel = 5, .count = 2, .size = 1},

@@ -73,7 +73,7 @@ static void test_notes_reach_all_processes(void** state) {
         jpp_transport_open_notes(transports[p], sizeof(note_t), write_note, &writers[p]));
   }
   ASSERT_FAILS(jpp_transport_open_notes(transports[0], 1, write_note, &writers[0]),
-               JPP_INVALID_ARGUMENT, "expected notes to be opened once");
+               JPP_INVALID_ARGUMENT, "expected notes of at least 1 byte, opened once");
   assert_null(jpp_transport_note(transports[0], kNoteProcesses));
   int64_t until = jpp__clock_now_ms() + 20000;
   for (uint32_t knowing = 0; knowing < kNoteProcesses;) {

@@ -1,5 +1,5 @@
-// Traces that are read: several of one job become one, whatever its processes' clocks
-// say, and what can not be joined is refused.
+// Reading traces: several traces of one job become one, whatever the clocks of its
+// processes say, and traces that cannot be joined are refused.
 #include <stdio.h>
 #include <stdlib.h>
 

@@ -237,7 +237,7 @@ def test_a_task_that_hangs_is_named_by_all(
         error = error_of(lines[process])
         assert "(the longest of JPP_STEP_TIMEOUT, 3 s; a step, " in error
         task = (
-            r"rank 1, which has come to instruction \d+, fwd_1 of microbatch \d \(process 1 at "
+            r"rank 1, which has reached instruction \d+, fwd_1 of microbatch \d \(process 1 at "
         )
         assert re.search(task, error), error
 
@@ -271,7 +271,7 @@ def test_a_stopped_process_ends_all(
     assert re.match(r"jaxpp launch: process 2 \(pid \d+\) was stopped \(SIGSTOP\)", own)
     error = error_of(lines[1])
     assert "process 2 at 127.0.0.1 (host " in error
-    assert "nothing was heard of it for 1.5 s: it was stopped" in error
+    assert "it has sent nothing for 1.5 s: it was stopped" in error
     assert "process 2 at 127.0.0.1 (host " in error_of(lines[0])  # which it never waited for
     told = subprocess.run(
         [command, "flight", str(flight)], capture_output=True, text=True, check=True
@@ -400,8 +400,8 @@ def test_an_argument_that_is_elsewhere(launch: Launch) -> None:
     assert result == 1
     for process in range(2):
         assert error_of(lines[process]).startswith(
-            f"argument weights[{process}]: expected an array on rank {process} or another of "
-            "this process"
+            f"argument weights[{process}]: expected an array on rank {process}, or on another "
+            "rank of this process"
         )
 
 

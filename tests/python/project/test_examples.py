@@ -262,4 +262,4 @@ def test_pp_vs_no_pp_ends_in_a_table_and_a_picture_of_schedules(tmp_path: pathli
 def test_pp_vs_no_pp_refuses_an_odd_number_of_layers(tmp_path: pathlib.Path) -> None:
     done = start(tmp_path, "pp_vs_no_pp_gpt2_pp_tp_dp.py", "--layers-per-stage=1")
     assert done.returncode == 2
-    assert "--layers-per-stage=1 can not be halved" in done.stderr
+    assert "--layers-per-stage=1 cannot be halved" in done.stderr

@@ -13,7 +13,7 @@ import sys
 import pytest
 
 SCRIPTS = pathlib.Path(__file__).with_name("process_scripts.py")
-REFUSED = "unsupported this process was forked from one whose devices were in use"
+REFUSED = "unsupported this process was forked while its parent used the devices"
 
 
 def play(name: str) -> subprocess.CompletedProcess[str]:

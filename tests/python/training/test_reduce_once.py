@@ -308,7 +308,7 @@ def test_a_memory_limit_chooses():
     text, less = planned(fsdp="step", memory_limit=needed - 1)
     assert less < needed
     assert "gathered once a step" in text
-    assert "the memory limit does not hold it whole: result[1]['layers']['b']" in text
+    assert "the whole weight would exceed the memory limit: result[1]['layers']['b']" in text
     text, least = planned(fsdp="step", memory_limit=less - 1)
     assert least < less
     assert "gathered at each use" in text

@@ -1,11 +1,10 @@
-// Buffers of the fake device. Copies are tasks of the queue like executions are, so that
-// a program which reads too early is found out.
+// Buffers of the fake device. Copies are queued tasks, as executions are, so that a
+// program that reads too early fails its test.
 #include <string.h>
 
 #include "fake/device/fake.h"
 
-// Copies one dimension of an array with strides to dense memory; returns the end of the
-// copy.
+// Copies one dimension of a strided array to dense memory; returns the end of the copy.
 static char* copy_strided(const jpp_host_array_t* array, uint32_t dim, const char* source,
                           char* destination, size_t element) {
   if (dim == array->rank) {
@@ -68,7 +67,7 @@ static void run_to_host(const fake_task_t* task) {
   }
 }
 
-// A task that copies one value; the caller fills in where to.
+// Creates a task that copies one value; the caller fills in the destination.
 static jpp_status_t* copy_task_locked(fake_client_t* client, jpp_buffer_t* buffer,
                                       const char* what, uint32_t output_count,
                                       fake_task_t** out_task) {
@@ -169,7 +168,7 @@ jpp_status_t* fake_buffer_ready_event(jpp_client_t* base, jpp_buffer_t* buffer,
   return status;
 }
 
-// The value behind a live buffer: constant but for its bytes, as long as the buffer
+// Finds the value behind a live buffer: constant except for its bytes while the buffer
 // lives.
 static jpp_status_t* buffer_value(jpp_client_t* base, jpp_buffer_t* buffer,
                                   const char* what, const fake_value_t** out_value) {

@@ -1,5 +1,5 @@
-// Creates and destroys the fake device's client. All handles it ever made are kept until
-// then, so that the use of a dead handle is an error instead of a crash.
+// Creates and destroys the fake device's client. It keeps all handles that the client
+// ever made until then, so that using a dead handle is an error instead of a crash.
 #include "base/null.h"
 #include "base/struct_size.h"
 #include "fake/device/fake.h"
@@ -96,7 +96,7 @@ jpp_status_t* jpp_client_create_fake(const jpp_fake_options_t* options,
   pthread_mutex_init(&client->mutex, NULL);
   pthread_cond_init(&client->changed, NULL);
   jpp_status_t* status = NULL;
-  if (full.num_nodes > 1) {  // the caller's is only there during the call
+  if (full.num_nodes > 1) {  // the caller's struct exists only during the call
     client->store = *full.store;
     client->options.store = &client->store;
   }

@@ -1,9 +1,9 @@
-// The arithmetic of the fake device, element by element in a fixed order, so that a test
-// can tell from the rounding in which order terms were added.
+// The arithmetic of the fake device, element by element in a fixed order: a test can tell
+// the order of additions from the rounding.
 #include "base/hash.h"
 #include "fake/device/fake.h"
 
-// Over the bits of every element, argument by argument.
+// Hashes the bits of every element, argument by argument.
 static uint64_t hash_args(uint64_t hash, const fake_result_t* result,
                           fake_value_t* const* args) {
   for (uint32_t a = 0; a < result->arg_count; ++a) {

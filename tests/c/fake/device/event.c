@@ -1,8 +1,8 @@
-// Events of the fake device: handles to a completion, which is shared with the task that
-// will set it.
+// Events of the fake device: handles to a completion, which they share with the task that
+// sets it.
 #include "fake/device/fake.h"
 
-// Takes a reference, so that the event may be destroyed meanwhile.
+// Takes a reference, so that the caller may destroy the event in the meantime.
 static jpp_status_t* event_retain_locked(jpp_event_t* event, const char* what,
                                          fake_completion_t** out_completion) {
   JPP_RETURN_IF_ERROR(fake_handle_check_locked(event, FAKE_EVENT, what));

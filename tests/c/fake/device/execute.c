@@ -1,12 +1,12 @@
-// Compiles and runs programs on the fake device. All arguments of an execution are
-// checked and all of its results allocated before anything changes, so that a refused
-// execution leaves every buffer as it was.
+// Compiles and runs programs on the fake device. It checks all arguments of an execution
+// and allocates all results before it changes anything, so that a refused execution
+// leaves every buffer as it was.
 #include <string.h>
 
 #include "base/hash.h"
 #include "fake/device/fake.h"
 
-// The request's devices, or else the text's, or else the client's first one.
+// Takes the request's devices, else those in the text, else the client's first device.
 static jpp_status_t* choose_devices(const fake_client_t* client,
                                     const jpp_compile_request_t* request,
                                     fake_program_t* program) {
@@ -33,7 +33,7 @@ static jpp_status_t* find_own(const fake_client_t* client, fake_program_t* progr
     if (id >= total) {
       return jpp_status_make(JPP_DEVICES_ERROR, "compile: device %u of %u", id, total);
     }
-    // Those before the first one wrap around.
+    // Smaller ids wrap around.
     if (id - client->first_id >= client->options.device_count) continue;
     own[program->own_count++] = id - client->first_id;
   }
@@ -45,7 +45,7 @@ static jpp_status_t* find_own(const fake_client_t* client, fake_program_t* progr
                          client->options.device_count, client->options.node_id);
 }
 
-// Partitions that meet are told apart by their devices.
+// Partitions find each other by device, so devices must differ.
 static jpp_status_t* check_distinct(const fake_program_t* program) {
   for (uint32_t i = 0; i < program->device_count; ++i) {
     for (uint32_t k = 0; k < i; ++k) {
@@ -213,13 +213,14 @@ static jpp_status_t* execute_check_locked(const jpp_execute_t* execute) {
 static void run_execute(const fake_task_t* task) {
   const fake_program_t* program = task->program;
   for (uint32_t k = 0; k < program->result_count; ++k) {
-    if (fake_op_is_collective(program->results[k].op)) continue;  // at the rendezvous
+    if (fake_op_is_collective(program->results[k].op))
+      continue;  // computed at the rendezvous
     fake_result_compute(&program->results[k], task->values,
                         task->values[task->input_count + k]);
   }
 }
 
-// Fills in a row's task, its result buffers and its event.
+// Builds the task, the result buffers and the event of a row.
 static jpp_status_t* row_build_locked(fake_client_t* client, const jpp_execute_t* execute,
                                       uint32_t row, fake_task_t* task) {
   const fake_program_t* program = ((fake_handle_t*)execute->executable)->program;
@@ -243,7 +244,7 @@ static jpp_status_t* row_build_locked(fake_client_t* client, const jpp_execute_t
   return fake_event_create_locked(client, task->completion, &execute->events[row]);
 }
 
-// The rows' tasks, linked in order.
+// Links the tasks of all rows in order.
 static jpp_status_t* rows_build_locked(fake_client_t* client,
                                        const jpp_execute_t* execute,
                                        const jpp_status_t* failure,
@@ -275,7 +276,7 @@ static void rows_discard_locked(fake_client_t* client, const jpp_execute_t* exec
   }
 }
 
-// Donations before results: the results may take the donated memory.
+// Counts donations before results: the results may reuse the donated memory.
 static void rows_account_locked(fake_client_t* client, const jpp_execute_t* execute) {
   const fake_program_t* program = ((fake_handle_t*)execute->executable)->program;
   for (uint32_t row = 0; row < execute->device_count; ++row) {

@@ -1,6 +1,6 @@
-// How the fake's clients of a job find each other, in the manner of XLA's GPU client:
-// each puts what it has into the key-value store and waits for what the others have put.
-// They are clients of one process, since what they share afterwards is memory.
+// How the clients of a job find each other, like XLA's GPU clients: each puts its figures
+// into the key-value store and waits for those of the others. The clients share memory
+// afterwards, so they must be in one process.
 #include <stdio.h>
 #include <string.h>
 
@@ -10,7 +10,7 @@
 enum { kDefaultTimeoutMs = 60000 };
 
 static pthread_mutex_t g_mutex = PTHREAD_MUTEX_INITIALIZER;
-static fake_job_t* g_jobs;  // guarded by g_mutex, as the next
+static fake_job_t* g_jobs;  // guarded by g_mutex, as is the next variable
 static uint64_t g_job_count;
 
 // --- Jobs -----------------------------------------------------------------------------
@@ -30,7 +30,7 @@ static jpp_status_t* job_create(uint32_t num_nodes, fake_job_t** out_job) {
   return NULL;
 }
 
-// Takes a reference; NULL if there is no such job any more.
+// Takes a reference; returns NULL if the job no longer exists.
 static fake_job_t* job_find(uint64_t id) {
   pthread_mutex_lock(&g_mutex);
   fake_job_t* job = g_jobs;
@@ -79,7 +79,7 @@ static bool parse_number(const char* bytes, size_t size, uint64_t most,
   return size > 0 && number > 0 && number <= most;
 }
 
-// A number from 1 to `most` that a node has put.
+// Reads a number from 1 to `most` that a node has put.
 static jpp_status_t* get_number(const fake_client_t* client, uint32_t node,
                                 const char* key, uint64_t most, uint64_t* out_number) {
   const jpp_key_value_store_t* store = client->options.store;
@@ -145,7 +145,7 @@ static jpp_status_t* exchange_counts(fake_client_t* client, uint32_t* counts) {
   return NULL;
 }
 
-// Own devices first, then the others in order.
+// The client's own devices come first, then the others in order.
 static jpp_status_t* fill_devices(fake_client_t* client, const uint32_t* counts) {
   const jpp_fake_options_t* options = &client->options;
   uint32_t total = 0, others = options->device_count;

@@ -1,4 +1,4 @@
-// Parses the fake device's programs, whose text format device_fake.h describes.
+// Parses programs in the text format that fake/device.h describes.
 #include "fake/device/program.h"
 
 #include <stdlib.h>
@@ -9,7 +9,7 @@
 #define FAKE_MAX_ARGS 4096
 
 typedef struct fake_parser {
-  char* at;  // rest of the current line; tokens are cut off with NUL
+  char* at;  // rest of the current line; parsing puts a NUL behind each token
   uint32_t line;
   uint32_t highest_arg_count;
   fake_program_t* program;
@@ -47,7 +47,7 @@ static jpp_status_t* parse_error(const fake_parser_t* parser, const char* expect
                          parser->line, expected, found ? found : "end of line");
 }
 
-// NULL at the end of the line.
+// Returns NULL at the end of the line.
 static char* parse_token(fake_parser_t* parser) {
   char* token = parser->at + strspn(parser->at, " \t\r");
   if (*token == 0 || *token == '#') return NULL;
@@ -68,7 +68,7 @@ static jpp_status_t* parse_u32(fake_parser_t* parser, const char* token, uint32_
   return NULL;
 }
 
-// Numbers up to the end of the line.
+// Parses numbers up to the end of the line.
 static jpp_status_t* parse_list(fake_parser_t* parser, uint32_t limit,
                                 const uint32_t** out_list, uint32_t* out_count) {
   jpp_u32_vec_t list = {0};

@@ -1,6 +1,6 @@
 // The fake device's task queue and its worker threads. A worker takes the oldest task
-// whose inputs are done; tasks are queued in call order, so the oldest one can always
-// run, or waits for one that waits for other nodes.
+// whose inputs are done; tasks are queued in call order, so the oldest one can run,
+// unless it waits for a task that waits for other nodes.
 #include <time.h>
 
 #include "fake/device/fake.h"
@@ -33,7 +33,8 @@ void fake_task_discard_locked(fake_task_t* task) {
   jpp_free(task);
 }
 
-// What keeps the task from running. Inputs are done, so their errors are constant.
+// Returns the error that keeps the task from running. Its inputs are done, so their
+// errors no longer change.
 static jpp_status_t* task_check(const fake_task_t* task) {
   if (task->failure) return jpp_status_clone(task->failure);
   for (uint32_t i = 0; i < task->input_count; ++i) {
@@ -43,7 +44,7 @@ static jpp_status_t* task_check(const fake_task_t* task) {
   return NULL;
 }
 
-// Takes the task.
+// Takes ownership of the task.
 static void task_run(fake_task_t* task) {
   jpp_status_t* error = task_check(task);
   if (!error && task->latency_us) {
@@ -84,7 +85,7 @@ static fake_task_t* queue_take_locked(fake_client_t* client) {
   return NULL;
 }
 
-// Runs every task that is ready; for a client without workers.
+// Runs every task that is ready; for clients without workers.
 static void queue_drain(fake_client_t* client) {
   for (;;) {
     pthread_mutex_lock(&client->mutex);
@@ -114,7 +115,8 @@ void fake_task_complete(fake_task_t* task, jpp_status_t* error) {
   }
   jpp_status_free(told);
   if (!has_met) return;
-  // The client lives until this thread, which may be another one's, is through with it.
+  // The client lives until this thread, which may belong to another client, is done with
+  // it.
   if (!client->options.threads) queue_drain(client);
   pthread_mutex_lock(&client->mutex);
   --client->meeting;

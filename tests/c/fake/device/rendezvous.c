@@ -1,9 +1,9 @@
-// The fake's collective: partitions of one execution meet, whatever nodes they are on,
-// and the one that comes last computes for all. No thread waits at a rendezvous: a task
-// that has come early stays there until another one completes it.
+// The fake's collective: the partitions of one execution meet, on whatever nodes they
+// are, and the last one to come computes the results of all. No thread waits at a
+// rendezvous: a task that comes early stays until another one completes it.
 //
 // Each node counts its executions over the same devices, so the n-th of one node meets
-// the n-th of the others; when these are not of the same program, all of them fail.
+// the n-th of the others; if their programs differ, all of them fail.
 #include <stdlib.h>
 #include <string.h>
 
@@ -70,7 +70,7 @@ void fake_rendezvous_destroy(fake_rendezvous_t* rendezvous) {
   jpp_free(rendezvous);
 }
 
-// What keeps an execution of the client's from meeting the others', or NULL.
+// Returns the error that keeps the client's execution from meeting the others, or NULL.
 static jpp_status_t* check_others(const fake_client_t* client,
                                   const fake_rendezvous_t* rendezvous,
                                   const fake_program_t* program) {
@@ -100,7 +100,7 @@ static jpp_status_t* check_others(const fake_client_t* client,
   return NULL;
 }
 
-// Needs the job's mutex.
+// Requires the job's mutex.
 static jpp_status_t* find_or_open(fake_client_t* client, const fake_clique_t* clique,
                                   const fake_program_t* program,
                                   fake_rendezvous_t** out_rendezvous) {
@@ -147,7 +147,7 @@ static fake_task_t** place_of(const fake_rendezvous_t* rendezvous, uint32_t id) 
   return &rendezvous->tasks[found - rendezvous->devices];
 }
 
-// The results of one partition; `args` are those of all, by partition.
+// Computes the results of one partition; `args` holds the arguments of all partitions.
 static void compute_results(const fake_task_t* task, fake_value_t* const* const* args) {
   const fake_program_t* program = task->program;
   task->run(task);
@@ -159,7 +159,7 @@ static void compute_results(const fake_task_t* task, fake_value_t* const* const*
   }
 }
 
-// All have come.
+// All tasks have come.
 static void complete_all(const fake_rendezvous_t* rendezvous) {
   uint32_t count = rendezvous->device_count;
   const fake_program_t* program = rendezvous->tasks[0]->program;
@@ -172,7 +172,7 @@ static void complete_all(const fake_rendezvous_t* rendezvous) {
   for (uint32_t i = 0; i < count; ++i) fake_task_complete(rendezvous->tasks[i], NULL);
 }
 
-// Those that are there, linked. Needs the job's mutex.
+// Takes the tasks that have come, as a list. Requires the job's mutex.
 static fake_task_t* take_tasks(fake_rendezvous_t* rendezvous) {
   fake_task_t* tasks = NULL;
   for (uint32_t i = 0; i < rendezvous->device_count; ++i) {
@@ -185,7 +185,7 @@ static fake_task_t* take_tasks(fake_rendezvous_t* rendezvous) {
   return tasks;
 }
 
-// Takes the tasks.
+// Takes ownership of the tasks.
 static void fail_tasks(fake_task_t* tasks, const jpp_status_t* error) {
   while (tasks) {
     fake_task_t* next = tasks->next;
@@ -195,7 +195,7 @@ static void fail_tasks(fake_task_t* tasks, const jpp_status_t* error) {
   }
 }
 
-// Needs the job's mutex.
+// Requires the job's mutex.
 static void close_rendezvous(fake_job_t* job, const fake_rendezvous_t* rendezvous) {
   fake_rendezvous_t** link = &job->open;
   while (*link != rendezvous) link = &(*link)->next;
@@ -225,11 +225,11 @@ void fake_rendezvous_arrive(fake_task_t* task, jpp_status_t* error) {
   jpp_status_free(failed);
 }
 
-// Whether the client's devices take part, and others as well.
+// True if the client's devices take part, and others as well.
 static bool needs_node(const fake_rendezvous_t* rendezvous, const fake_client_t* client) {
   uint32_t own = 0;
   for (uint32_t i = 0; i < rendezvous->device_count; ++i) {
-    // Those before the first one wrap around.
+    // Smaller ids wrap around.
     own += rendezvous->devices[i] - client->first_id < client->options.device_count;
   }
   return own > 0 && own < rendezvous->device_count;
