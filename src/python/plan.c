@@ -273,6 +273,10 @@ PyObject* jpp_py_from_collective_costs(const jpp_plan_costs_t* costs) {
 static bool add_collective(jpp_plan_costs_t* costs, PyObject* item) {
   jpp_py_utf8_t task = {0}, kind = {0}, axes = {0};
   jpp_collective_costs_t row = {0};
+  if (!PyTuple_Check(item)) {
+    PyErr_SetString(PyExc_TypeError, "expected a list of tuples");
+    return false;
+  }
   if (!PyArg_ParseTuple(item, "O&O&O&O&O&O&", jpp_py_u32_converter, &row.rank,
                         jpp_py_str_converter, &task, jpp_py_str_converter, &kind,
                         jpp_py_str_converter, &axes, jpp_py_u64_converter, &row.times,

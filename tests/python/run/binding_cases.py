@@ -52,6 +52,9 @@ WRONG: dict[str, list[Any]] = {
     "limits": [1, "x", [], [[1], [0]], (), ([1],), (1, None), (None, None), ([1], [0], [0])]
     + [(["x"] * 2, None), ([1] * 2, ["x"] * 2), ([1] * 2, 1), ([1], None), ([1] * 2, [0])]
     + [([-1] * 2, None), (Raises(), None), (Lies([1]), None), ([1] * 2, Lies([0]))],
+    "floats": [*NO_SEQUENCES, [None], ["x"], [-1.0, 1.0], [float("nan")] * 2, Raises()],
+    "collectives": [None, 1, (), {}, [None], [1], [()], [("x",)], [(0, "t", "k", "a", -1, 1)]]
+    + [[(99, "t", "k", "a", 1, 1)], [(0, None, "k", "a", 1, 1)], [[0, "t", "k", "a", 1, 1]]],
     "list of numbers": [None, 1, (), {}, [None], ["x"], [1.5], [-1], HUGE, Raises()],
     "type": [None, 1, "x", (), ("float32",), ("float32", None), (1, []), ("float32", ["x"])]
     + [("none", []), ("float32", [10**40]), ("float32", [-1]), ["float32", []]]
@@ -269,6 +272,7 @@ def cases(step: Step) -> list[Case]:
             ("objects", step.schedules),
             ("limits", None),
             ("function or None", None),
+            ("anything", False),
         ),
         Case(
             "Plan.partition",
@@ -276,12 +280,12 @@ def cases(step: Step) -> list[Case]:
             ("object", step.graph),
             ("objects", step.schedules),
         ),
-        Case("Plan.explain", lambda: step.plan.explain),
+        Case("Plan.explain", lambda: step.plan.explain, ("collectives", [])),
         Case("Plan.staged", lambda: step.plan.staged),
         Case("Plan.proof", lambda: step.plan.proof),
         Case("Plan.donations", lambda: step.plan.donations),
         Case("Plan.summary", lambda: step.plan.summary),
-        Case("Plan.costs", lambda: step.plan.costs),
+        Case("Plan.costs", lambda: step.plan.costs, ("collectives", [])),
         Case(
             "Plan.search",
             lambda: step.plan.search,
@@ -306,7 +310,7 @@ def cases(step: Step) -> list[Case]:
             *[("number", 0)] * 2,
             ("float", 0.0),
             ("number", 0),
-            *[("float", 0.0)] * 3,
+            *[("float", 0.0)] * 4,
             *[("number", 0)] * 2,
         ),
         Case(
@@ -316,6 +320,8 @@ def cases(step: Step) -> list[Case]:
             ("text, not None", "cpu"),
             ("number", 1),
             ("numbers", [0, 1]),
+            ("texts", ("data",)),
+            ("numbers", [1]),
             ("number", 1),
             ("bytes", b""),
             ("list of bytes", [b"code"]),
@@ -463,9 +469,11 @@ def cases(step: Step) -> list[Case]:
             ("objects", step.values()),
             ("anything", False),
         ),
-        Case("Runtime.costs", lambda: runtime.costs, ("texts", ("stage",)), ("numbers", [1])),
         Case(
-            "Runtime.explain", lambda: runtime.explain, ("texts", ("stage",)), ("numbers", [1])
+            "Runtime.collectives",
+            lambda: runtime.collectives,
+            ("texts", ("stage",)),
+            ("numbers", [1]),
         ),
         Case("Runtime.memory", lambda: runtime.memory, ("number", 0)),
         Case("Runtime.wait", lambda: runtime.wait, ("large number", 1)),
@@ -505,6 +513,16 @@ def cases(step: Step) -> list[Case]:
         Case("misspelt_options", lambda: _core.misspelt_options),
         Case("callback_handler", lambda: _core.callback_handler, ("text, not None", "Host")),
         Case("profile_plugin", lambda: _core.profile_plugin),
+        Case(
+            "cut_stages",
+            lambda: _core.cut_stages,
+            ("floats", [1.0, 2.0]),
+            ("numbers", [0]),
+            ("numbers", [8]),
+            ("numbers", [0]),
+            ("numbers", [1]),
+            ("number", 2),
+        ),
         Case("join_traces", lambda: _core.join_traces, ("objects", [TRACE])),
         Case(
             "draw_traces",
