@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import logging
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -172,6 +173,24 @@ class MpmdFunction:
         """Compiles the step for these arguments (arrays or ShapeDtypeStructs)."""
         return BoundStep(self, self._get(self._concrete(args, kwargs)))
 
+    def prepare(self, *args: Any, **kwargs: Any) -> BoundStep:
+        """Does before the first batch exists what the first call would do: plans and compiles
+        the step for these arguments (arrays or ShapeDtypeStructs), connects its processes and
+        runs it once on zeros, so that memory is allocated and code is loaded.
+
+        Every process of a job calls it, like a step. The results are dropped, and checks for
+        NaNs are off. Messages and traces count this run as step 1. A step that calls back into
+        Python (`jax.debug.print`) is not run. The logger "jaxpp" reports each phase at INFO.
+        """
+        call, name = self._concrete(args, kwargs), name_of(self._fun)
+        begin = time.monotonic()
+        _log.info("step %s: planning and compiling", name)
+        compiled = self._get(call)
+        _log.info("step %s: running once on zeros", name)
+        compiled.warm_up()
+        _log.info("step %s: ready after %.1f s", name, time.monotonic() - begin)
+        return BoundStep(self, compiled)
+
     def _concrete(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         call = self._signature.split(args, kwargs)
         if traced := self._signature.traced(call):
@@ -238,6 +257,11 @@ class MpmdMethod:
     def compile(self, *args: Any, **kwargs: Any) -> Any:
         """Like `MpmdFunction.compile`; the result is called like the method."""
         step = self.__func__.compile(self.__self__, *args, **kwargs)
+        return BoundStep(self, step.compiled)
+
+    def prepare(self, *args: Any, **kwargs: Any) -> Any:
+        """Like `MpmdFunction.prepare`; the result is called like the method."""
+        step = self.__func__.prepare(self.__self__, *args, **kwargs)
         return BoundStep(self, step.compiled)
 
     def clear_cache(self) -> None:

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
 from jaxpp import _core
 from jaxpp.array import MpmdArray
@@ -41,6 +43,12 @@ _ELSEWHERE = (
 )
 
 _log = logging.getLogger("jaxpp")
+
+
+def _zeros(aval: Any) -> Any:
+    """Zeros in the host's memory, of which no device ever holds all; keys are small."""
+    is_key = jnp.issubdtype(aval.dtype, jax.dtypes.prng_key)
+    return zeros(aval) if is_key else np.zeros(aval.shape, aval.dtype)
 
 
 class _TracedCode:
@@ -258,6 +266,17 @@ class CompiledStep:
         for array in (*copied, *donated_by_jax):
             array.delete()
         return self._traced.out_tree.unflatten(self._arrays_of(results))
+
+    def warm_up(self) -> None:
+        """Runs the step once on zeros and drops the results, unless it has callbacks."""
+        if self._modules.functions:
+            return
+        self._runtime.set_checks(False, False)
+        values = self._values_of([_zeros(p.aval) for _, p in self._argument_groups], [])
+        try:
+            self._runtime.step(values + self._constants, True)
+        except JaxppError as error:
+            raise make_error(error.code, f"prepare, running once on zeros: {error}") from None
 
     def measure(self, leaves: list[Any]) -> list[Any]:
         """Measures the costs of each loop's stages in a few runs; leaves without a value are
