@@ -68,6 +68,19 @@ def test_costs_are_those_of_one_process(ray_cluster: None) -> None:
     mesh.shutdown()
 
 
+def test_prepared_from_shapes_with_activations_on_the_host(
+    mesh2: jaxpp.RemoteMpmdMesh,
+) -> None:
+    results = []
+    for mesh in mesh2, mesh_of(2, {}):
+        step, ws, xs = trainings.two_stages(mesh=mesh, width=1024, offload=True)
+        shapes = jax.eval_shape(lambda ws=ws, xs=xs: (ws, xs))
+        peaks = step.prepare(*shapes).cost_summary().ranks
+        assert peaks[0].peak_host_bytes > 0
+        results.append([np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(step(ws, xs))])
+    assert results[0] == results[1]
+
+
 @pytest.mark.soak
 def test_the_demo_trains_as_in_one_process(
     mesh2: jaxpp.RemoteMpmdMesh, monkeypatch: pytest.MonkeyPatch
