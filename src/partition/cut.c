@@ -1,5 +1,5 @@
-// Cuts a program without marks into stages: a dynamic program along each of a few orders
-// of the ops, then moves of single ops out of the heaviest stage.
+// Cuts a program without marks into stages: a dynamic program along each of several
+// orders of the ops, then moves of single ops between neighbouring stages.
 #include <math.h>
 #include <stdbool.h>
 
@@ -351,7 +351,16 @@ static void try_order(cutter_t* c) {
   keep_if_better(c);
 }
 
+static jpp_status_t* cannot_cut(const cutter_t* c) {
+  return jpp_status_make(
+      JPP_INVALID_ARGUMENT,
+      "%u ops cannot be cut into %u stages: each stage needs an op, and "
+      "a value that it passes to the next one; use fewer stages",
+      c->program->num_ops, c->num_stages);
+}
+
 static jpp_status_t* find_cut(cutter_t* c, uint32_t* out_stages) {
+  if (c->num_stages > c->program->num_ops) return cannot_cut(c);
   JPP_RETURN_IF_ERROR(prepare(c));
   double work = (double)(c->program->num_ops + c->program->num_uses) * c->num_stages;
   uint64_t random = 1;
@@ -363,12 +372,7 @@ static jpp_status_t* find_cut(cutter_t* c, uint32_t* out_stages) {
     order_backward(c, &random);
     try_order(c);
   }
-  if (isinf(c->best.heaviest)) {
-    return jpp_status_make(JPP_INVALID_ARGUMENT,
-                           "%u ops cannot be cut into %u stages: each stage needs an op, "
-                           "and a value that it passes to the next one; use fewer stages",
-                           c->program->num_ops, c->num_stages);
-  }
+  if (isinf(c->best.heaviest)) return cannot_cut(c);
   for (uint32_t i = 0; i < c->program->num_ops; ++i) out_stages[i] = c->best.stages[i];
   return NULL;
 }

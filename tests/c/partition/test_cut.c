@@ -188,6 +188,8 @@ static void test_refusals(void** state) {
   ASSERT_FAILS(jpp_cut_stages(&view, 0, found), JPP_INVALID_ARGUMENT, "at least 1 stage");
   ASSERT_FAILS(jpp_cut_stages(&view, 6, found), JPP_INVALID_ARGUMENT,
                "5 ops cannot be cut into 6 stages");
+  ASSERT_FAILS(jpp_cut_stages(&view, UINT32_MAX, found), JPP_INVALID_ARGUMENT,
+               "5 ops cannot be cut into 4294967295 stages");
   p.costs[2] = NAN;
   ASSERT_FAILS(jpp_cut_stages(&view, 2, found), JPP_INVALID_ARGUMENT,
                "op 2: expected a f");
