@@ -1,5 +1,5 @@
-"""Which result of a step is which argument of the next one, and that it is left where that
-argument is needed."""
+"""How results of a step are matched to arguments of the next step, and that each result is left
+where that argument is needed."""
 
 from __future__ import annotations
 
