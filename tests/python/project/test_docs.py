@@ -1,4 +1,4 @@
-"""What the documentation names exists, its links resolve, and its picture is the command's."""
+"""Names in the documentation exist, links resolve, and its picture is the command's output."""
 
 from __future__ import annotations
 
