@@ -141,7 +141,7 @@ def _lines_of(path: str) -> list[tuple[str, str]]:
 
 
 def _code(path: str, line: int, letter: str) -> str:
-    """The code of a line and its function, a combination that the file may contain only once."""
+    """The code of a line and its function; a file must not contain the same twice."""
     lines = _lines_of(path)
     code, function = lines[line - 1]
     assert lines.count((code, function)) == 1, f"{path} has this line twice: {code}"

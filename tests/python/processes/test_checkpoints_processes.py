@@ -97,7 +97,7 @@ def test_two_processes_save_and_four_go_on(launch: Launch, tmp_path: pathlib.Pat
 
 
 def test_a_resumed_job_goes_on_as_the_straight_one(launch: Launch) -> None:
-    """Two of four ranks hold the shared matrix, and gradients are clipped by the global norm."""
+    """Two of four ranks hold the shared matrix. Gradients are clipped by the global norm."""
     launch("save", 2, 2, 4)
     step, state, _ = jobs.step_on(mesh_for(4, 1))
     steps = list(jobs.train(step, state, range(1, jobs.STEPS + 1)))
