@@ -1,4 +1,4 @@
-"""The jaxpp command: what it prints, and how it refuses.
+"""The jaxpp command: its output, and its errors for invalid input.
 
 test_cli.py COMMAND GRAPHS
 """

@@ -18,7 +18,7 @@ static uint32_t draw(uint32_t below) {
   return (g_random >> 8) % below;
 }
 
-// A process' runs by its own clock, counted from its own start.
+// The runs of a process, with times since the start of that process.
 typedef struct process {
   int64_t clock;
   jpp_span_t runs[kRuns];

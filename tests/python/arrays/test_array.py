@@ -43,7 +43,7 @@ def trained() -> Any:
     return step(m.params(), m.batch())
 
 
-# --- What it is -------------------------------------------------------------------------
+# --- Attributes and printing ------------------------------------------------------------
 
 
 def test_attributes(matrix: MpmdArray) -> None:
@@ -89,7 +89,7 @@ def test_sharding_prints_only_the_ranks_that_hold_it(trained: Any) -> None:
     assert "'stage': 2" in repr(through(np.ones(2)))
 
 
-# --- Looking at it ----------------------------------------------------------------------
+# --- Conversions ------------------------------------------------------------------------
 
 
 def test_as_numpy(matrix: MpmdArray) -> None:

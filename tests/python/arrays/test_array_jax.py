@@ -27,7 +27,7 @@ from jaxpp.api import MpmdArray
 
 Outcome = tuple[str, Any]
 
-# --- What a call gives ------------------------------------------------------------------
+# --- Results of calls -------------------------------------------------------------------
 
 
 def bits(x: Any) -> Any:

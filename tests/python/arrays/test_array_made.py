@@ -36,7 +36,7 @@ def on_ranks(x: Any, sharding: MpmdSharding) -> list[jax.Array]:
     return [jax.device_put(x, sharding.rank_sharding(rank)) for rank in sharding.mesh_ids]
 
 
-# --- By hand ----------------------------------------------------------------------------
+# --- Arrays made from JAX arrays --------------------------------------------------------
 
 
 def test_an_array_of_jax_arrays() -> None:

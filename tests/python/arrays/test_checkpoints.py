@@ -38,7 +38,7 @@ DOCS = ROOT / "docs" / "checkpoints.md"
 Save = Callable[[pathlib.Path, Any], None]
 Restore = Callable[[pathlib.Path, Any], Any]
 
-# --- The ways ---------------------------------------------------------------------------
+# --- Ways to save and restore -----------------------------------------------------------
 
 
 def replace(path: pathlib.Path, write: Callable[[Any], None]) -> None:

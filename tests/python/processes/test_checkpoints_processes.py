@@ -28,7 +28,7 @@ from locations import ROOT
 from trainings import described
 
 EXAMPLE = ROOT / "examples" / "processes.py"
-LIMIT = 120  # seconds, so that a hang fails
+LIMIT = 120  # seconds; only to make a hang fail
 
 Launch = Callable[..., set[str]]
 

@@ -49,8 +49,8 @@ class Hosts:
         _ip("-n", self.names[0], "link", "set", self.names[0], "down")
 
     def start(self, job: str, mark: str, **environment: str) -> list[subprocess.Popen[str]]:
-        """Starts a launcher with one process on each host. UCX must use TCP: it would see that
-        the hosts are one machine and share memory."""
+        """Starts a launcher with one process on each host. UCX must use TCP: otherwise it would
+        notice that the hosts are the same machine and use shared memory."""
         started = []
         for node, name in enumerate(self.names):
             launch = [jaxpp_command(), "launch", "-n", "1", "--nodes", "2", "--node", str(node)]

@@ -1,5 +1,5 @@
-"""The code blocks of docs/guide.md run in order as one script, in a subprocess, and so do the
-examples of docs/api.md."""
+"""The code blocks of docs/guide.md run in order as one script, and so do the examples of
+docs/api.md."""
 
 import pathlib
 import re

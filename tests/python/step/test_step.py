@@ -20,7 +20,7 @@ TWO = jaxpp.Std1F1B(2)
 FOUR = jaxpp.Std1F1B(4)
 
 
-# --- Ways to make and call one ----------------------------------------------------------
+# --- Ways to make and call a step -------------------------------------------------------
 
 
 def test_decorators(after_plain_step: Any) -> None:

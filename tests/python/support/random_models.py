@@ -408,7 +408,7 @@ def make_case(seed: int) -> Case:
     return case
 
 
-# --- Both ways --------------------------------------------------------------------------
+# --- As a pipeline and in plain JAX -----------------------------------------------------
 
 
 def _plain(case: Case) -> Callable[..., Any]:

@@ -143,7 +143,7 @@ def test_keys_that_a_branch_makes(impl: str, any_mesh2: Any) -> None:
 
 
 def large(update: Callable[..., Any]) -> Problem:
-    """Two stages of 160 kB each."""
+    """Two stages with 160 kB of weights each."""
 
     def loss(params: Any, mb: Any, i: Any, mark: Any) -> Any:
         x = mb["x"]

@@ -225,7 +225,7 @@ def test_random_spellings(seed: int) -> None:
     check_step(draw.choices(ANY, k=stages), ends, optimizer, draw.random() < 0.5)
 
 
-# --- Rows in another order, or beside those of other stages -----------------------------
+# --- Rows in other orders, and rows that alternate between stages -----------------------
 
 
 def reversed_first(w: jax.Array, start: int, stop: int) -> jax.Array:
@@ -479,7 +479,7 @@ def test_rows_of_what_is_made_of_two_leaves() -> None:
         assert [shard.data.shape[0] for shard in leaf.addressable_shards] == [1] * 4
 
 
-# --- What stays whole -------------------------------------------------------------------
+# --- Leaves that are not cut ------------------------------------------------------------
 
 
 def test_rows_that_are_not_recognised_are_warned_of() -> None:

@@ -273,7 +273,7 @@ def test_a_checkpoint_of_rows_that_two_ranks_hold(tmp_path: pathlib.Path) -> Non
     np.testing.assert_array_equal(found["w"], np.asarray(w))
 
 
-# --- What stays whole -------------------------------------------------------------------
+# --- Leaves that are not cut ------------------------------------------------------------
 
 
 def test_a_leaf_that_a_stage_needs_whole(mesh2: Any) -> None:

@@ -27,7 +27,7 @@ LAYERS = 8
 ADAM = optax.adamw(1e-2, eps=1e-3)
 
 
-# --- How models spell it ----------------------------------------------------------------
+# --- Ways to select layers --------------------------------------------------------------
 
 Take = Callable[[Any, int, int, int], Any]  # layers start .. stop - 1, along the first axis
 
@@ -173,7 +173,7 @@ def test_an_axis_that_the_specs_shard() -> None:
     assert traced_of(step, problem).argument_bounds[:2] == [Bounds(1, (0, 4, 8)), None]
 
 
-# --- What the user sees -----------------------------------------------------------------
+# --- Arrays, plan files and checkpoints -------------------------------------------------
 
 
 @functools.cache

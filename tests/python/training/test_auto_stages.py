@@ -127,7 +127,7 @@ def test_no_cut_between_layers_is_lighter(seed: int) -> None:
     assert found <= 1.03 * min(by_hand)
 
 
-# --- What a user may write --------------------------------------------------------------
+# --- Functions that can be cut ----------------------------------------------------------
 
 
 def test_a_transformer() -> None:
@@ -167,7 +167,7 @@ def test_what_cannot_be_cut() -> None:
             jaxpp.auto_stages(jnp.sin, wrong)  # type: ignore[arg-type]
 
 
-# --- Layers that are alike --------------------------------------------------------------
+# --- `stages` with identical layers -----------------------------------------------------
 
 
 def layers_problem(

@@ -1,4 +1,4 @@
-"""Activations that wait in pinned host memory: the same bits, less device memory."""
+"""Activations offloaded to pinned host memory: the same bits with less device memory."""
 
 from __future__ import annotations
 
@@ -82,7 +82,8 @@ def test_bits_are_equal(
 
 
 def test_the_first_rank_keeps_one_microbatch() -> None:
-    """Without offloading, 1F1B keeps an activation of one microbatch per rank on rank 0."""
+    """Without offloading, rank 0 keeps the activations of as many microbatches as there are
+    ranks."""
     peaks = []
     for offload in (False, True):
         step = make_step(jaxpp.Std1F1B(4), 4, mesh_of(4, {}), offload=offload)

@@ -348,7 +348,7 @@ def test_what_the_step_constrains_is_reduced_where_it_says():
     assert ".py:" in line
 
 
-# --- What a loop does with gradients ------------------------------------------------------
+# --- Gradients in a loop ------------------------------------------------------------------
 
 
 def _norm(g: Any) -> Any:
