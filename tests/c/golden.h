@@ -1,5 +1,5 @@
-// Golden files: a text that must stay as tests/golden/ has it. JPP_UPDATE_GOLDEN=1 in the
-// environment writes the files anew; read the diff before committing it.
+// Golden files: the text that a test prints must match its file in tests/golden/.
+// JPP_UPDATE_GOLDEN=1 rewrites the files; read the diff before committing it.
 #ifndef TESTS_C_GOLDEN_H_
 #define TESTS_C_GOLDEN_H_
 
@@ -15,7 +15,7 @@ static inline void golden_write(const char* path, const char* text) {
   fclose(file);
 }
 
-// The file's text, to be freed; NULL when it cannot be read.
+// Returns the file's text, which the caller frees; NULL when it cannot be read.
 static inline char* golden_read(const char* path) {
   FILE* file = fopen(path, "r");
   if (!file) return NULL;

@@ -1,4 +1,4 @@
-"""What the tests of the jaxpp command share. Each file is run as FILE COMMAND GRAPHS."""
+"""Helpers shared by the tests of the jaxpp command. Each test runs as FILE COMMAND GRAPHS."""
 
 import os
 import pathlib
@@ -14,7 +14,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 def run(
     *args: str, text: str = "", env: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Runs the command to its end, with more variables in its environment."""
+    """Runs the command to completion with additional environment variables."""
     return subprocess.run(
         [COMMAND, *args],
         input=text,
@@ -31,10 +31,10 @@ def graph(name: str) -> str:
 
 
 class CommandTest(unittest.TestCase):
-    """A test of what the command promises."""
+    """Base class of the tests of the command."""
 
     def assert_refused(self, code: int, message: str, *args: str, text: str = "") -> None:
-        """One message, on standard error only."""
+        """Asserts that the command fails with one message, on standard error only."""
         done = run(*args, text=text)
         self.assertEqual(done.returncode, code, done.stderr)
         self.assertEqual(done.stdout, "")

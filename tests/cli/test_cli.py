@@ -1,4 +1,4 @@
-"""The jaxpp command: what it prints, and how it refuses.
+"""The jaxpp command: its output, and its errors for invalid input.
 
 test_cli.py COMMAND GRAPHS
 """
@@ -16,12 +16,12 @@ import xml.etree.ElementTree
 
 from command import COMMAND, ROOT, CommandTest, graph, run
 
-# What other launchers set for the processes of a job.
+# Environment variables that other launchers set for the processes of a job.
 LAUNCHERS = {"JAX_COORDINATOR_ADDRESS", "NNODES", "NODE_RANK", "SLURM_JOB_ID"}
 
 
 class CliTest(CommandTest):
-    """One test for each thing that the command promises."""
+    """One test for each documented behaviour of the command."""
 
     def test_help_names_every_command_and_flag(self) -> None:
         for command in ["plan", "run", "schedule list", "schedule show", "verify"]:
@@ -335,7 +335,7 @@ class CliTest(CommandTest):
             self.assert_refused(2, "expected one schedule", "plot", "zb-h1", trace, *sizes)
             self.assert_refused(2, "gone.json: ", "plot", trace, f"{folder}/gone.json")
             self.assert_refused(2, "found JSON: a trace is for", "verify", trace)
-            # Events as other programs write them: odd names, bad threads, no length.
+            # Events from other programs: odd names, invalid thread ids, no duration.
             odd = pathlib.Path(folder, "odd.json")
             event = {"ph": "X", "name": "<a & b>\u0001", "tid": 4294967294, "ts": 5, "dur": 0}
             odd.write_text(json.dumps([event]))
@@ -424,7 +424,7 @@ class CliTest(CommandTest):
 
         sanitized = b"__asan_init" in pathlib.Path(COMMAND).read_bytes()
         if sanitized or b"__tsan_init" in pathlib.Path(COMMAND).read_bytes():
-            return  # these take address space by the terabyte
+            return  # sanitizers reserve terabytes of address space
         for command in [["verify"], ["plan"], ["plot"]]:
             done = subprocess.run(
                 [COMMAND, *command, "/dev/zero"],

@@ -16,7 +16,7 @@ from command import COMMAND, CommandTest, run
 
 
 def is_running(pid: str) -> bool:
-    """Whether there is such a process, and not only its exit status."""
+    """Whether the process exists and is not a zombie."""
     try:
         state = pathlib.Path("/proc", pid, "stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
@@ -25,7 +25,7 @@ def is_running(pid: str) -> bool:
 
 
 class LaunchTest(CommandTest):
-    """One test for each thing that the launcher promises."""
+    """One test for each documented behaviour of the launcher."""
 
     def test_launch_numbers_processes_and_their_lines(self) -> None:
         script = (
@@ -77,7 +77,7 @@ class LaunchTest(CommandTest):
             )
 
     def test_launch_leaves_nothing_behind(self) -> None:
-        """Neither what ignores SIGTERM nor what a process has started."""
+        """Neither processes that ignore SIGTERM nor the children of a process remain."""
         script = (
             "trap '' TERM; sleep 1000 >&- 2>&- & echo $! $$; "
             'if [ $JPP_PROCESS_ID = 0 ]; then touch "$1/up"; wait; fi; '
@@ -112,7 +112,7 @@ class LaunchTest(CommandTest):
                 name = number.name.removeprefix("SIG")
                 self.assertEqual(launcher.returncode, 128 + number)
                 self.assertEqual(sorted(output.splitlines()), [f"[{i}] {name}" for i in (0, 1)])
-            deadline = time.monotonic() + 60  # the kernel ends them after the launcher
+            deadline = time.monotonic() + 60  # the kernel kills them after the launcher exits
             while any(map(is_running, pids)) and time.monotonic() < deadline:
                 time.sleep(0.02)
             self.assertFalse(any(map(is_running, pids)), pids)
@@ -134,7 +134,8 @@ class LaunchTest(CommandTest):
         self.assertFalse(any(map(is_running, pids)), pids)
 
     def test_launch_names_the_process_that_failed(self) -> None:
-        """Not a survivor that ended before it, which says so; nor one that JAX has aborted."""
+        """It names neither a survivor that exited earlier because of the failure nor one that
+        JAX aborted."""
         tell = 'echo "0 because of 1" >&${JPP_REPORT%:*}'
         report = f"if [ $JPP_PROCESS_ID = 0 ]; then {tell}; exit 1; fi"
         aborted = "if [ $JPP_PROCESS_ID = 1 ]; then kill -ABRT $$; fi"
@@ -164,7 +165,7 @@ class LaunchTest(CommandTest):
             self.assertEqual(launcher.returncode, 128 + signal.SIGTERM)
 
     def test_launch_gives_time_also_behind_a_shell(self) -> None:
-        """Which SIGTERM ends at once, unlike a process that saves first."""
+        """SIGTERM ends the shell at once, but its child may still be saving a checkpoint."""
         saves = "trap 'sleep 1; echo saved; exit 0' TERM; echo up; while :; do sleep 0.1; done"
         launcher = subprocess.Popen(
             [COMMAND, "launch", "--", "sh", "-c", 'sh -c "$0"; exit $?', saves],

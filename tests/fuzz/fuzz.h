@@ -1,6 +1,6 @@
-// What the fuzz targets share. Each target is one file with LLVMFuzzerTestOneInput();
-// tools/fuzz.py builds and runs them. Input that is refused is fine, as long as the
-// refusal is a status with words in it.
+// Helpers shared by the fuzz targets. Each target is one file with
+// LLVMFuzzerTestOneInput(); tools/fuzz.py builds and runs them. Input may be refused, as
+// long as the refusal is a status with a message.
 #ifndef TESTS_FUZZ_FUZZ_H_
 #define TESTS_FUZZ_FUZZ_H_
 
@@ -23,17 +23,18 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
     }                                                                           \
   } while (0)
 
-// True for success. Frees the status, which has a code and words otherwise.
+// Returns true for success. A failure must have a code and a message. Frees the status.
 static inline bool fuzz_ok(jpp_status_t* status) {
   if (!status) return true;
   FUZZ_CHECK(jpp_status_code(status) != JPP_OK && strlen(jpp_status_message(status)) > 3);
-  // A bug of this library, in its own words.
+  // An internal error reports a bug in this library.
   FUZZ_CHECK(jpp_status_code(status) != JPP_INTERNAL_ERROR);
   jpp_status_free(status);
   return false;
 }
 
-// For readers that take a path: a file with the bytes, gone after fuzz_file_close().
+// A file with the given bytes, for readers that take a path. fuzz_file_close() removes it
+// again.
 typedef struct fuzz_file {
   int descriptor;
   char path[32];

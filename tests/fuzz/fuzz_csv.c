@@ -1,4 +1,4 @@
-// Schedules as CSV: what is accepted is written and read back.
+// Schedules as CSV: every schedule that is accepted can be written and read back.
 #include "fuzz.h"
 #include "jaxpp/graph.h"
 #include "jaxpp/schedule_csv.h"

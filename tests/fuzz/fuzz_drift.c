@@ -1,5 +1,5 @@
-// Traces as JSON: `jaxpp drift` says where two part, `jaxpp plot` draws one or several;
-// what is read can be drawn, and written and read again.
+// Traces as JSON, which `jaxpp drift` compares and `jaxpp plot` draws: a trace that was
+// read can be drawn, and written and read again.
 #include "base/utf8.h"
 #include "cli/cli.h"
 #include "fuzz.h"

@@ -1,6 +1,6 @@
-// Plan files: whatever stands in one is read or refused. The size and the checksum are
-// made right first, which no mutation would hit, and the mutator begins with a sound
-// file.
+// Plan files: any content is either read or refused. The target first corrects the size
+// and the checksum, which no mutation would get right, and the mutator starts from a
+// valid file.
 #include "fuzz.h"
 #include "jaxpp/planfile.h"
 #include "planfile/format.h"
@@ -19,7 +19,7 @@ static const char kGraph[] =
     "  %b:f32[4] = g(%m, %v)\n  %n:f32[4] = @mark 1 (%b)\n"
     "} %r:f32[4] = add %n\nout %r \"r\" next %w\n";
 
-// One task, one module.
+// Saves the plan with the same module for every task.
 static void save(const jpp_planned_t* planned, const char* path) {
   static const int32_t kIds[] = {0, 1, 2, 3};
   static const float kConstant[4] = {1};
@@ -76,7 +76,7 @@ size_t LLVMFuzzerCustomMutator(uint8_t* data, size_t size, size_t most, unsigned
     memcpy(data, g_sound, g_size);
     size = g_size;
   }
-  // Now and then the head, mostly what follows it.
+  // Mutates the header in one run of sixteen, otherwise only what follows it.
   size_t kept = seed % 16 && size > JPP_PLANFILE_HEAD_SIZE ? JPP_PLANFILE_HEAD_SIZE : 0;
   return kept + LLVMFuzzerMutate(data + kept, size - kept, most - kept);
 }

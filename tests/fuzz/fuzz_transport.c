@@ -1,7 +1,6 @@
-// What a transport reads from other processes: sealed addresses, and packets after their
-// proof. The input is an address, which is tried as it is and under a good seal, or a
-// list of packets that arrive at both ends of channels of a transport on the driver
-// "fake".
+// What a transport reads from other processes: sealed addresses, and packets with a
+// proof. The input is either an address, tried as it is and again with a valid seal, or
+// packets for both ends of the channels of a transport on the driver "fake".
 #include "base/sha256.h"
 #include "fake/transport.h"
 #include "fuzz.h"
@@ -45,7 +44,7 @@ static jpp_transport_t* make_transport(uint32_t process) {
   return transport;
 }
 
-// Channel 0 is received from process 1, channel 1 is sent to.
+// Channel 0 receives from process 1, channel 1 sends to it.
 static jpp_channel_t* open_channel(jpp_transport_t* transport, uint32_t id) {
   static const uint64_t kBytes[kShards] = {300, 20};
   jpp_channel_spec_t spec = {.struct_size = sizeof(spec),
@@ -60,8 +59,8 @@ static jpp_channel_t* open_channel(jpp_transport_t* transport, uint32_t id) {
   return channel;
 }
 
-// What the caller of a transport does between packets. Errors may have any code: a peer's
-// abort has one.
+// Acts as the caller of a transport does between packets. Errors may have any code,
+// because a peer's abort brings its own.
 static void use_channels(jpp_channel_t* const* channels, uint8_t what) {
   static char data[300];
   jpp_received_t received;
@@ -81,8 +80,9 @@ static void use_channels(jpp_channel_t* const* channels, uint8_t what) {
   if ((what & 24) == 24) jpp_channel_reset(channels[what >> 7]);
 }
 
-// A packet: 1 byte of what the caller does, 1 of how the data come, the head without its
-// proof, of which the low byte of each number counts, then the data.
+// Delivers one packet from the input: kHead bytes of header, with a byte or two for each
+// number and a byte of flags in place of the proof, then the data. Returns the number of
+// bytes used, 0 if too few are left.
 static size_t take_packet(jpp_net_t* net, const jpp_net_t* peer, const uint8_t* data,
                           size_t size, bool fetched) {
   enum { kHead = 11 };

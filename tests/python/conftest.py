@@ -1,4 +1,4 @@
-"""Eight CPU devices for every test; meshes of ranks; the command."""
+"""Sets up eight CPU devices for every test, and fixtures for meshes and the command."""
 
 import os
 import signal
@@ -9,12 +9,12 @@ from typing import Any
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
-# A shell starts what it runs in the background with Ctrl-C ignored; Python leaves it so and
-# hands it on to the processes it starts. Here Ctrl-C interrupts, however the run was started.
+# A shell starts background jobs with SIGINT ignored, and Python and its child processes inherit
+# that. Tests send SIGINT, so it must interrupt however the run was started.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# What one test, worker or subprocess has compiled, the others need not: half of the time. The
-# process that starts the workers makes the folder and removes it.
+# Tests, workers and subprocesses share what they compile, which halves the time of a run. The
+# process that starts the workers creates the folder and removes it.
 _CACHE = None
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     _CACHE = tempfile.TemporaryDirectory(prefix="jaxpp-tests-")
@@ -44,7 +44,7 @@ def _is_long(item):
 
 
 def pytest_collection_modifyitems(config, items):
-    """Outside `make soak`, which sets TEST_AXES, tests of that mark are not selected."""
+    """Deselects tests marked `soak`, except in `make soak`, which sets TEST_AXES."""
     if "TEST_AXES" in os.environ:
         return
     long = [item for item in items if _is_long(item)]
@@ -59,7 +59,7 @@ def pytest_unconfigure():
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item, call):
-    """What a test printed goes from worker to worker as UTF-8, whatever it printed."""
+    """Makes captured output valid UTF-8, because workers send it to the main process."""
     report = yield
     report.sections = [
         (name, text.encode("utf-8", "backslashreplace").decode())
@@ -78,9 +78,9 @@ def mesh2():
     return make_mesh(2)
 
 
-# Tests that train end to end run on ranks of one device and of two; `make soak`, which sets
-# TEST_AXES, adds ranks of four, where `make test` has the random models, test_context_mesh.py
-# and test_sharded.py, for the sake of its time.
+# Tests that train end to end run on ranks of one and of two devices; `make soak`, which sets
+# TEST_AXES, adds ranks of four. To save time, `make test` covers ranks of four only with the
+# random models, test_context_mesh.py and test_sharded.py.
 _AXES = {"1-device": {}, "2-devices": {"data": 2}}
 if "TEST_AXES" in os.environ:
     _AXES["4-devices"] = {"data": 2, "model": 2}
@@ -125,7 +125,7 @@ def command() -> str:
 
 @pytest.fixture(scope="session")
 def nodes_plugin(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A plugin whose clients are nodes, with devices that can do nothing."""
+    """A plugin whose clients act as nodes; its devices are stubs that run nothing."""
     find = [sys.executable, str(ROOT / "tools/find_headers.py"), "pjrt"]
     include = subprocess.run(find, capture_output=True, text=True, check=True).stdout.strip()
     library = tmp_path_factory.mktemp("plugin") / "nodes_plugin.so"

@@ -1,4 +1,4 @@
-// What flight recorders say together, and that damaged files are refused.
+// The report on a folder of flight recorder files; damaged files are refused.
 #include <dirent.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,7 +17,7 @@ static int make_folder(void** state) {
   return mkdtemp(g_folder) ? 0 : -1;
 }
 
-// The n-th file of the folder, from 0.
+// Finds the n-th file of the folder, counted from 0.
 static bool find_file(int n, char path[512]) {
   DIR* entries = opendir(g_folder);
   bool found = false;
@@ -41,7 +41,8 @@ static int drop_folder(void** state) {
 
 enum { kInstrs = 4 };
 
-// run, send to the next rank, receive from the next rank, run; the last rank as its peer.
+// Records a rank that runs, sends to the next rank, receives from it, and runs; the last
+// rank receives from the previous one before it sends.
 static jpp_flight_t record_rank(uint32_t rank, uint32_t ranks) {
   static const char kTexts[] = "fwd\0send\0recv\0bwd";  // at 0, 4, 9 and 14
   bool last = rank + 1 == ranks;
@@ -62,7 +63,7 @@ static jpp_flight_t record_rank(uint32_t rank, uint32_t ranks) {
   jpp_flight_rank_t of = {.rank = rank, .num_instrs = kInstrs, .instrs = instrs};
   jpp_flight_t flight;
   ASSERT_OK(jpp__flight_open(g_folder, rank, &of, 1, kTexts, sizeof(kTexts), &flight));
-  flight.head->runtime = 0;  // here all are of one process
+  flight.head->runtime = 0;  // all files come from this one process
   return flight;
 }
 
@@ -83,7 +84,7 @@ static void expect(const char* text, const char* part) {
   if (!strstr(text, part)) fail_msg("'%s' is not in:\n%s", part, text);
 }
 
-// --- What is said ---------------------------------------------------------------------
+// --- Reports --------------------------------------------------------------------------
 
 static void test_a_rank_that_has_not_sent(void** state) {
   (void)state;
@@ -125,7 +126,7 @@ static void test_a_silent_process(void** state) {
   jpp__flight_close(&second);
 }
 
-// It was stopped between handing the value over and sending it.
+// The process was stopped after it handed the value over and before the value was sent.
 static void test_a_silent_process_that_has_sent(void** state) {
   (void)state;
   jpp_flight_t first = record_rank(0, 2), second = record_rank(1, 2);
@@ -171,7 +172,7 @@ static void test_a_channel_without_room(void** state) {
   (void)state;
   jpp_flight_t first = record_rank(0, 2), second = record_rank(1, 2);
   run_to(&first, 3, 1);
-  run_to(&second, 2, 1);  // has taken nothing since
+  run_to(&second, 2, 1);  // has not yet received the value of step 2
   char* text = report();
   expect(text, "rank 0: step 3, send; rank 1 has no free slot\n");
   expect(text, "rank 1: step 2, recv; rank 0 has sent it\n");
@@ -200,7 +201,7 @@ static void test_between_steps(void** state) {
   jpp__flight_close(&first);
 }
 
-// Of an earlier run of the same job.
+// A file left by an earlier run of the same job is not shown.
 static void test_the_newest_file_counts(void** state) {
   (void)state;
   jpp_flight_t old = record_rank(0, 2);

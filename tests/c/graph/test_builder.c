@@ -1,4 +1,5 @@
-// The graph's builder: what it takes, how it refuses, and that nothing crashes it.
+// The graph builder: which calls it accepts, how it refuses the others, and that no call
+// crashes it.
 #include <math.h>
 #include <stdio.h>
 
@@ -231,7 +232,7 @@ static void test_loops_have_microbatches_and_reductions(void** state) {
                "fewer than 2^31 ranks");
 }
 
-// What the builder takes, the text form writes and reads back.
+// The text form can write and read back the largest type that the builder accepts.
 static void test_the_largest_of_all_is_read_back(void** state) {
   (void)state;
   int64_t dims[32] = {(int64_t)1 << 53, 1 << 9};
@@ -268,7 +269,7 @@ static uint32_t random_below(uint32_t bound) {
   return (uint32_t)(g_random >> 33) % bound;
 }
 
-// Mostly a small number, sometimes one at an edge.
+// Mostly a small number, sometimes one at the edge of the range.
 static uint32_t random_u32(void) {
   static const uint32_t kEdges[] = {INT32_MAX, 1u << 31, UINT32_MAX, 0};
   return random_below(60) ? random_below(4) : kEdges[random_below(4)];
@@ -302,9 +303,9 @@ static jpp_type_t random_type(void) {
 
 typedef struct random_graph {
   jpp_graph_builder_t* builder;
-  uint32_t values;  // there were so many after the last call
+  uint32_t values;  // number of values after the last call
   bool in_loop;
-  bool late_args;  // an argument behind an op, which the text puts in front
+  bool late_args;  // has an argument after an op; the text prints arguments first
   bool has_op;
 } random_graph_t;
 
@@ -361,7 +362,7 @@ static jpp_status_t* random_end(random_graph_t* g, uint32_t* out_id) {
   return jpp_graph_builder_end_loop(g->builder, results, types, random_below(3), out_id);
 }
 
-// One call; g->values grows with what it made.
+// Makes one random call and updates g->values.
 static jpp_status_t* random_call(random_graph_t* g) {
   jpp_type_t type = random_type();
   jpp_loop_desc_t loop = {.microbatches = 1 + random_u32(),
@@ -370,7 +371,7 @@ static jpp_status_t* random_call(random_graph_t* g) {
                           .where = random_name()};
   uint32_t id = g->values, choice = random_below(10);
   const uint32_t ranks[] = {random_below(3), random_below(4)};
-  bool wrong = random_below(200) == 0;  // a call that does not fit its place
+  bool wrong = random_below(200) == 0;  // make a call that is not allowed here
   jpp_status_t* status = NULL;
   if (choice == 0 && g->in_loop != wrong) {
     status = random_end(g, &id);
@@ -406,8 +407,9 @@ static char* read_back(const char* text) {
   return again;
 }
 
-// The parser takes whatever the builder took, and prints it as it was printed. With
-// arguments behind ops ids change once: the text has arguments in front.
+// The parser accepts every graph that the builder made, and printing the parsed graph
+// gives the same text. If arguments were added after ops, ids change once, because the
+// text lists arguments first.
 static void test_what_random_calls_make_is_read_back(void** state) {
   (void)state;
   uint32_t made = 0, refused = 0, looped = 0;

@@ -1,4 +1,5 @@
-// The graph's text form: what it reads back, and how it refuses.
+// The graph's text form: graphs survive printing and parsing, and malformed text is
+// refused.
 #include <stdlib.h>
 
 #include "golden.h"
@@ -40,7 +41,7 @@ static void test_printed_graphs_are_as_their_golden_files(void** state) {
   }
 }
 
-// A loop without results ends at its brace, though a value begins the next line.
+// A loop without results ends at its brace, even if the next line begins with a value.
 static void test_a_loop_may_have_no_results(void** state) {
   (void)state;
   const char* text =
@@ -66,8 +67,6 @@ static void test_shards_survive(void** state) {
   jpp_text_free(printed);
 }
 
-// Bytes of s4 on one of three devices are those on one of two: what cannot be is not
-// printed, since it could not be read.
 static void test_memories_survive(void** state) {
   (void)state;
   const char* text =
@@ -88,6 +87,8 @@ static void test_memories_survive(void** state) {
   jpp_graph_destroy(graph);
 }
 
+// s4[3] has one byte on each of two devices and of three. The two shards that follow from
+// the bytes do not divide it, so no count is printed: the parser would refuse it.
 static void test_shards_are_printed_as_they_are_read(void** state) {
   (void)state;
   const char* text = "graph \"g\"\narg %0 f32[6]\narg %1 s4[3]\n";
@@ -121,7 +122,7 @@ static void test_names_places_and_costs_survive(void** state) {
 }
 
 typedef struct refusal {
-  const char* text;  // behind "graph \"g\"\narg %a f32[4]\n" unless it begins with '!'
+  const char* text;  // follows "graph \"g\"\narg %a f32[4]\n" unless it begins with '!'
   jpp_status_code_t code;
   const char* message;
 } refusal_t;
@@ -204,7 +205,7 @@ static const refusal_t kRefusals[] = {
      "test:6:1: output 0 is value %2, which is not defined outside the loops"},
     {"loop microbatches 2 index %i {\n%b:f32[] = f(%i)\n}\n%c:f32[] = f(%b)",
      JPP_GRAPH_ERROR, "test:6:1: op 2 (f, ?): input 0 is value %2 of a loop's body"},
-    // Where an output is left
+    // Ranks of outputs
     {"out %a on", JPP_PARSE_ERROR, "test:3:10: expected a rank"},
     {"out %a on 0,", JPP_PARSE_ERROR, "test:3:13: expected a rank"},
     {"out %a on 0 1", JPP_PARSE_ERROR, "test:3:13: expected"},
@@ -214,7 +215,7 @@ static const refusal_t kRefusals[] = {
     {"out %a on 0, 0", JPP_GRAPH_ERROR,
      "test:3:1: output 0 is left on rank 0, then on 0"},
     {"out %a next %a on 0", JPP_PARSE_ERROR, "test:3:16: expected"},
-    // What the next step gets
+    // Outputs that the next step takes as arguments
     {"out %a next", JPP_PARSE_ERROR, "test:3:12: expected a value such as %3"},
     {"out %a next \"a\"", JPP_PARSE_ERROR, "test:3:13: expected a value such as %3"},
     {"%b:f32[4] = f(%a)\nout %a next %b", JPP_GRAPH_ERROR,
@@ -242,7 +243,7 @@ static void test_malformed_texts_are_refused_where_they_go_wrong(void** state) {
   }
 }
 
-// No byte that is cut off or changed may do worse than an error.
+// Truncated text and changed bytes cause errors at worst.
 static void test_damaged_texts_do_no_harm(void** state) {
   (void)state;
   char* text = graph_text("tied");

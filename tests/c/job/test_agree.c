@@ -12,13 +12,13 @@ typedef struct row {
   jpp_status_t* (*compare)(uint32_t process, const char* mine, uint32_t other,
                            const char* theirs);
   const char *mine, *theirs;
-  const char* error;  // NULL: the texts are of equal steps
+  const char* error;  // NULL if the texts describe equal steps
 } row_t;
 
 static const row_t kRows[] = {
     {jpp_job_compare_facts, "", "", NULL},
     {jpp_job_compare_facts, "a\t1\nb\t2\n", "a\t1\nb\t2\n", NULL},
-    {jpp_job_compare_facts, "a\t1\nb\t2", "a\t1\nb\t2\n", NULL},  // no last newline
+    {jpp_job_compare_facts, "a\t1\nb\t2", "a\t1\nb\t2\n", NULL},  // no final newline
     {jpp_job_compare_facts, "a\t1\nb\t2\n", "a\t1\nb\t3\n",
      "the b is 2 in process 0 and 3 in process 3"},
     {jpp_job_compare_facts, "a\t1\nb\t2\n", "a\t7\nb\t3\n",
@@ -64,7 +64,7 @@ static void test_first_difference(void** state) {
 
 enum { kMostLines = 12, kMostText = kMostLines * 16 };
 
-// Lines that say their number, but for one in which a process differs.
+// Writes lines that contain their own number, except for the line `different`.
 static void write_lines(char* text, uint32_t count, uint32_t different) {
   *text = '\0';
   for (uint32_t i = 0; i < count; ++i) {
@@ -72,7 +72,7 @@ static void write_lines(char* text, uint32_t count, uint32_t different) {
   }
 }
 
-// Of two texts of any lengths that differ in any lines, the first difference is reported.
+// The first difference is reported for all lengths of both texts and any differing line.
 static void test_every_pair_of_lengths(void** state) {
   (void)state;
   for (uint32_t mine = 0; mine < kMostLines; ++mine) {

@@ -1,5 +1,5 @@
-// Jobs of forked processes: each is one of the job, and says by its exit status what it
-// has learnt.
+// Jobs of forked processes: each child joins the job and reports by its exit status
+// whether it observed what the test expects.
 #include <arpa/inet.h>
 #include <signal.h>
 #include <string.h>
@@ -15,13 +15,13 @@ enum { kProcesses = 3, kTimeoutMs = 1000, kFine = 7, kWrong = 8 };
 
 static const char kToken[] = "the job's secret";
 
-// What a process does once all have joined.
+// What a process does once it has joined; returns its exit status.
 typedef int (*act_t)(uint32_t process);
 
 typedef struct job {
   pid_t pids[kProcesses];
   uint16_t port;
-  int ready[2];  // a pipe: a byte of each that has joined
+  int ready[2];  // a pipe to which each process writes its port once it has joined
 } job_t;
 
 static void nap(long ms) {
@@ -50,7 +50,7 @@ static void start(job_t* job, uint32_t process, uint32_t grace_ms, act_t act) {
   jpp_status_t* status = jpp_job_join(&options, &port);
   if (status) _exit(kWrong);
   (void)!write(job->ready[1], &port, sizeof(port));
-  if (process < kProcesses - 1) nap(300);  // the others join
+  if (process < kProcesses - 1) nap(300);  // until the others have joined
   _exit(act(process));
 }
 
@@ -71,7 +71,7 @@ static int status_of(const job_t* job, uint32_t process) {
   return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
 }
 
-// Waits for the failure; kFine: it has all the texts.
+// Waits for the job to fail; kFine if the message contains all the texts.
 static int expect_failure(const char* name, const char* text) {
   for (int i = 0; i < 300; ++i) {
     jpp_status_t* status = jpp_job_failure();
@@ -143,7 +143,7 @@ static int act_leaving_one(uint32_t process) {
   return fine ? kFine : kWrong;
 }
 
-// Process 1 has left; the others wait for one another, and then for it.
+// Process 1 leaves; the others first wait for each other, then for process 1.
 static int act_waiting_in_vain(uint32_t process) {
   static const uint32_t kOthers[] = {0, 2};
   jpp_job_wait_t *in_order = NULL, *in_vain = NULL;
@@ -162,7 +162,7 @@ static int act_waiting_in_vain(uint32_t process) {
   return result;
 }
 
-// Nobody waits for a failure: the library ends the process.
+// No caller asks for the failure, so the library ends the process.
 static int act_asleep(uint32_t process) {
   if (process == 1) raise(SIGKILL);
   nap(20000);
@@ -220,7 +220,7 @@ static void test_a_process_that_does_not_end_is_ended(void** state) {
   check(act_asleep, 500, 1, 128 + SIGKILL);
 }
 
-// Connects to process 0 and sends what no process of the job would.
+// Checks that the job does not fail while a stranger sends noise to process 0.
 static int act_beside_a_stranger(uint32_t process) {
   nap(1000);
   bool fine = !jpp_job_failure();
@@ -234,7 +234,7 @@ static void test_a_stranger_changes_nothing(void** state) {
   char noise[4096];
   memset(noise, 'x', sizeof(noise));
   start_all(&job, 0, act_beside_a_stranger);
-  // Port of process 0: the last one reported is the same for all.
+  // All processes report the port of process 0.
   struct sockaddr_in address = {.sin_family = AF_INET,
                                 .sin_port = htons(job.port),
                                 .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};

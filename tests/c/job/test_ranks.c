@@ -1,4 +1,4 @@
-// Which process owns which part of each rank, and which meshes are refused.
+// Which process owns which devices of each rank, and which meshes are refused.
 #include "jaxpp/job_ranks.h"
 #include "test_util.h"
 

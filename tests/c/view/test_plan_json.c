@@ -1,4 +1,4 @@
-// Plans and traces as JSON: all of it, whatever bytes a name holds, or an error.
+// Plans and traces as JSON: complete and valid whatever bytes a name holds, or an error.
 #include "base/alloc.h"
 #include "base/json.h"
 #include "base/utf8.h"
@@ -6,7 +6,7 @@
 #include "test_util.h"
 #include "view/chrome.h"
 
-// Names of every kind with a byte that is no UTF-8, as the text form writes it and plain.
+// Names of every kind with a byte that is not UTF-8, escaped as in the text form and raw.
 static const char kGraph[] =
     "graph \"g\\xff\" ranks 2\n"
     "arg %0 f32[2] \"a\xfe\"\n"
@@ -45,14 +45,14 @@ static void test_names_are_utf8_and_nothing_is_left_out(void** state) {
   jpp_graph_destroy(source);
 }
 
-// For jansson: memory that jpp__alloc_fail_after() can let run out.
+// An allocator for jansson that jpp__alloc_fail_after() can make fail.
 static void* allocate(size_t size) {
   void* memory = NULL;
   jpp_status_free(jpp_alloc(size, &memory));
   return memory;
 }
 
-// With the n-th allocation failing there is the same text, or an error that says so.
+// When the n-th allocation fails, the result is the same text or an out-of-memory error.
 static void test_every_allocation_may_fail(void** state) {
   (void)state;
   jpp_graph_t* graph = NULL;
@@ -92,7 +92,7 @@ static void test_a_text_that_is_no_json_is_none(void** state) {
   ASSERT_FAILS(jpp__json_read("f", "{\"\xff\": 1}", 8, &value), JPP_PARSE_ERROR, "f:1: ");
 }
 
-// Each byte that a name can hold, by itself and inside a text.
+// Tries each byte that a name can hold, alone and inside quoted text.
 static void test_events_are_json_whatever_their_names(void** state) {
   (void)state;
   for (int byte = 1; byte < 256; ++byte) {
@@ -131,7 +131,7 @@ static jpp_status_t* print_event(double start, double duration, char** out_text)
   return jpp_str_finish(&str, out_text);
 }
 
-// As decimals are written, although no double is one.
+// Times are printed as short decimals, although doubles cannot represent them exactly.
 static void test_times_have_at_most_three_decimals(void** state) {
   (void)state;
   static const struct {

@@ -22,7 +22,7 @@ static void predict_again(uint64_t seed) {
   ASSERT_OK(plan_scheduled(&planned, slots));
   double* times = calloc(planned.staged->num_tasks, sizeof(*times));
   for (uint32_t t = 0; t < planned.staged->num_tasks; ++t) {
-    // Tasks without ops are not in traces.
+    // Traces do not contain tasks without ops.
     if (planned.staged->tasks[t].num_ops) times[t] = 1 + (double)(t * 7 % 11);
   }
   jpp_machine_t machine = {.struct_size = sizeof(machine),

@@ -1,4 +1,5 @@
-// What comes out of a schedule: names, text, JSON, picture, timeline; and out of memory.
+// The outputs of a schedule (names, text, JSON, picture, timeline), also when memory runs
+// out.
 #include <jansson.h>
 #include <stdlib.h>
 
@@ -22,10 +23,10 @@ static void test_tasks_have_the_names_users_know(void** state) {
   assert_string_equal(jpp_task_name(&task, name), "idle");
 }
 
-// When each entry ends by the timeline: [ranks][row count], a row beside a row.
+// When each entry of the schedule ends by the timeline, one rank's row after another.
 typedef struct ends {
   uint64_t* end;   // UINT64_MAX: not seen yet
-  size_t* offset;  // [ranks]
+  size_t* offset;  // [ranks] where a rank's row begins in `end`
 } ends_t;
 
 static uint64_t end_of(const jpp_schedule_t* schedule, const ends_t* ends, int kind,
@@ -44,8 +45,8 @@ static uint64_t end_of(const jpp_schedule_t* schedule, const ends_t* ends, int k
   return 0;
 }
 
-// The latest end of what the slot's task needs; UINT64_MAX if one is not in the list
-// before.
+// Returns the time at which the last of the task's inputs is ready, UINT64_MAX if the
+// timeline has not listed all of their producers yet.
 static uint64_t needs_end(const jpp_schedule_t* schedule, const ends_t* ends,
                           const jpp_schedule_task_t* task) {
   uint64_t end = 0, other = 0;
@@ -102,7 +103,7 @@ static void test_timeline_starts_each_task_as_early_as_it_can(void** state) {
   for_each_schedule(check_one_by_one);
 }
 
-// The tasks of a FusedTask share their times, stand side by side, and start late enough.
+// The tasks of a FusedTask are adjacent and start and end at the same times.
 static void check_fused(const jpp_schedule_t* schedule) {
   jpp_schedule_timeline_options_t options = {.struct_size = sizeof(options),
                                              .fused_as_one = true};

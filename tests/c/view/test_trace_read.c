@@ -1,5 +1,5 @@
-// Reading traces: several traces of one job become one, whatever the clocks of its
-// processes say, and traces that cannot be joined are refused.
+// Reading traces: the traces of one job are joined into one even if the clocks of its
+// processes differ, and traces that cannot be joined are refused.
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -18,7 +18,7 @@ static uint32_t draw(uint32_t below) {
   return (g_random >> 8) % below;
 }
 
-// A process' runs as it knows them itself, from its own start on.
+// The runs of a process, with times since the start of that process.
 typedef struct process {
   int64_t clock;
   jpp_span_t runs[kRuns];
@@ -95,7 +95,7 @@ static void join(process_t* processes, uint32_t count) {
   }
   ASSERT_OK(jpp_spans_read(texts, count, &joined));
   check_joined(joined, processes, count);
-  // What was joined is a trace as well.
+  // The joined trace can be written and read like any other.
   ASSERT_OK(jpp_spans_to_json(joined, &text));
   texts[0] = (jpp_trace_text_t){.name = "y", .text = text, .length = strlen(text)};
   ASSERT_OK(jpp_spans_read(texts, 1, &again));
@@ -133,7 +133,7 @@ static void test_what_can_not_be_joined(void** state) {
   refuse(STEP("3", "10"), STEP("0", "10"), "b:1: expected step and clock_ns");
   refuse(STEP("3", "10"), STEP("3", "-10"), "b:1: expected step and clock_ns");
   refuse(STEP("3", "10"), STEP("3", "\"10\""), "b:1: expected step and clock_ns");
-  // A year of microseconds is a time; three hundred are none.
+  // These clocks are 292 years apart; the limit for times is 31 years.
   refuse(STEP("3", "1"), STEP("3", "9223372036854775807"),
          "b:1: traceEvents[0], 'fwd_0'");
   refuse(STEP("3", "10"), "{\"otherData\": {\"step\": 3, \"clock_ns\": 1}}",

@@ -28,7 +28,7 @@ def by_hand(x: Any) -> MpmdArray:
     return MpmdArray([jax.device_put(x, sharding.rank_sharding(r)) for r in (0, 1)], sharding)
 
 
-# Contents to MpmdArray.
+# Functions from contents to an MpmdArray, by placement.
 WHOLE: dict[str, Callable[[Any], MpmdArray]] = {
     "one rank": _ranks((1,), {}, P()),
     "replicated": _ranks((0, 1), {}, P()),
@@ -39,10 +39,10 @@ WHOLE: dict[str, Callable[[Any], MpmdArray]] = {
 
 
 def by_parts(x: Any, along: int = 0, **axes: int) -> MpmdArray:
-    """Rows, or columns along axis 1, in four parts, the first and third on rank 0: weights of
-    stages that are stacked. On ranks of several devices the other axis is sharded.
+    """An array in four parts along an axis, like the stacked weights of stages, with the first
+    and third part on rank 0. If ranks have several devices, the other axis is sharded.
 
-    The step changes nothing in them.
+    The step that makes the array leaves its contents unchanged.
     """
     size = x.shape[along] // 4
 

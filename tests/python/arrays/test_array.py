@@ -1,4 +1,4 @@
-"""What a person tries on an MpmdArray, a mesh and a schedule."""
+"""What users try at the prompt with an MpmdArray, a mesh and a schedule."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from jaxpp.api import FusedTask, MpmdArray, Task, TaskType
 
 
 def through(value: Any, mesh: Any = None, **options: Any) -> Any:
-    """A pytree's arrays as a step gives them back, on all ranks."""
+    """Passes a pytree through a step, which returns its arrays on all ranks."""
     mesh = mesh or make_mesh(2)
     return jaxpp.mpmd_jit_with_loop(lambda x: x, mesh, **options)(value)
 
@@ -43,7 +43,7 @@ def trained() -> Any:
     return step(m.params(), m.batch())
 
 
-# --- What it is -------------------------------------------------------------------------
+# --- Attributes and printing ------------------------------------------------------------
 
 
 def test_attributes(matrix: MpmdArray) -> None:
@@ -89,7 +89,7 @@ def test_sharding_prints_only_the_ranks_that_hold_it(trained: Any) -> None:
     assert "'stage': 2" in repr(through(np.ones(2)))
 
 
-# --- Looking at it ----------------------------------------------------------------------
+# --- Conversions ------------------------------------------------------------------------
 
 
 def test_as_numpy(matrix: MpmdArray) -> None:
@@ -118,7 +118,7 @@ def test_as_python_numbers(scalar: MpmdArray) -> None:
 
 
 def test_what_a_sequence_needs_is_a_type_error(matrix: MpmdArray, scalar: MpmdArray) -> None:
-    """Python itself asks for TypeError here, as numpy's arrays raise it."""
+    """Python's protocols require a TypeError here; numpy arrays raise one too."""
     for attempt in (lambda: len(scalar), lambda: iter(scalar), lambda: hash(matrix)):
         with pytest.raises(TypeError):
             attempt()
@@ -144,7 +144,7 @@ def test_as_jax_arrays(matrix: MpmdArray, trained: Any) -> None:
 
 
 def test_it_mixes_with_tracers(matrix: MpmdArray) -> None:
-    """A step or a jitted function may close over one: it is a constant there."""
+    """A step or a jitted function may close over an MpmdArray, which becomes a constant."""
     doubled = jax.jit(lambda x: x + matrix)(jnp.ones(3))
     np.testing.assert_array_equal(doubled, np.asarray(matrix) + 1)
     stepped = jaxpp.mpmd_jit_with_loop(lambda x: matrix * x, make_mesh(2))(jnp.float32(2))
@@ -362,7 +362,7 @@ def listing(schedule: Any, microbatches: int, rank: int) -> list[str]:
 
 
 def test_printed_listings() -> None:
-    """The listings that NVIDIA's tutorial prints."""
+    """Schedules print as in NVIDIA's tutorial."""
     four = jaxpp.Interleaved1F1B(num_stages=4, mpmd_dim=4)
     assert listing(four, 4, 2) == (
         "fwd_2__0 fwd_2__1 fwd_2__2 bwd_2__0 fwd_2__3 bwd_2__1 bwd_2__2 bwd_2__3".split()
@@ -431,7 +431,7 @@ def test_tasks() -> None:
     ids=repr,
 )
 def test_a_schedules_lists_are_a_schedule(schedule: Any) -> None:
-    """What tasks() lists is what a user's subclass may return."""
+    """A user's subclass may return the lists that tasks() of another schedule returns."""
 
     class Copied(jaxpp.BaseSchedule):
         def tasks(self, n_mubatches: int) -> Any:

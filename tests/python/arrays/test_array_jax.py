@@ -1,7 +1,8 @@
-"""JAX's functions on an MpmdArray give what they give on a jax.Array, bit for bit.
+"""JAX's functions return bitwise the same for an MpmdArray as for a jax.Array.
 
-FUNCTIONS is a table of calls; each is made with `MpmdArray`s of every placement and with JAX's
-own arrays of the same contents. Where JAX refuses its own, it must refuse ours alike.
+FUNCTIONS is a table of calls. Each is made with `MpmdArray`s of every placement and with
+jax.Arrays of the same contents. If JAX refuses a jax.Array, it must refuse an MpmdArray with
+the same type of exception.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ from jaxpp.api import MpmdArray
 
 Outcome = tuple[str, Any]
 
-# --- What a call gives ------------------------------------------------------------------
+# --- Results of calls -------------------------------------------------------------------
 
 
 def bits(x: Any) -> Any:
-    """All that can be told of a result, as something to compare."""
+    """Everything about a result that must agree, such as its dtype, shape and bytes."""
     if isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
         return (str(x.dtype), bits(jax.random.key_data(x)))
     if isinstance(x, jax.Array | np.ndarray | np.generic):
@@ -44,7 +45,7 @@ def bits(x: Any) -> Any:
 
 
 def outcome(call: Callable[..., Any], *args: Any) -> Outcome:
-    """The structure and contents of what a call gives, or the type of what it raises."""
+    """The structure and contents of a call's result, or the type of its exception."""
     try:
         leaves, tree = jax.tree.flatten(call(*args))
     except jaxpp.JaxppError:
@@ -59,7 +60,7 @@ def loss_of(x: Any) -> Any:
 
 
 def training_steps(x: Any) -> Any:
-    """Two steps of Adam on a tree that has the array twice."""
+    """Two steps of Adam on a tree that contains the array twice."""
     params, optimizer = {"a": x, "b": [x]}, optax.adam(1e-2)
     state = optimizer.init(params)
     for _ in range(2):
@@ -189,7 +190,7 @@ KEYS: dict[str, Callable[[Any], Any]] = {
 DTYPES = [
     *("bool", "int4", "int8", "uint32", "bfloat16", "complex64", "float8_e5m2"),
 ]
-# On dtypes that JAX itself computes little with, what needs no more than moving elements.
+# Calls that only move elements, for dtypes on which JAX supports little arithmetic.
 MOVING = {
     *(".T", ".mT", ".reshape", ".transpose", "[]", "iter", "sizes", "jit, identity", "cond"),
     *("scan", "fori_loop", "typeof", "eval_shape", "device_put", "device_get", "zeros_like"),
@@ -200,7 +201,7 @@ MOVING = {
 
 
 def matrix(dtype: str) -> jax.Array:
-    """Of shape (4, 3), with negative numbers, zeros and, of floats, no whole ones."""
+    """A (4, 3) matrix with negative numbers and a zero; floats are fractional."""
     numbers = jnp.arange(-5, 7).reshape(4, 3)
     if jnp.issubdtype(dtype, jnp.inexact):
         return (numbers * 0.37).astype(dtype)
@@ -208,7 +209,7 @@ def matrix(dtype: str) -> jax.Array:
 
 
 def check(array: MpmdArray, plain: jax.Array, names: Any, table: Any = FUNCTIONS) -> None:
-    """Every call that differs, by name."""
+    """Asserts that no call differs; the message lists those that do, by name."""
     assert type(array) is MpmdArray and type(plain) is not MpmdArray
     wrong = {
         name: (found, expected)
@@ -262,7 +263,7 @@ def test_functions_of_keys() -> None:
     check(WHOLE["replicated"](other), other, ["key_impl", "split", "under jit"], KEYS)
 
 
-# --- Several at once, and what is around the call ---------------------------------------
+# --- Several arrays in a call, and the call's context -----------------------------------
 
 
 def test_arrays_of_several_ranks_in_one_call() -> None:
@@ -275,7 +276,7 @@ def test_arrays_of_several_ranks_in_one_call() -> None:
 
 
 def test_an_array_goes_where_the_others_are() -> None:
-    """It is uncommitted, as an array of numpy's is."""
+    """An MpmdArray is uncommitted, like a numpy array."""
     some_devices(4)
     x = matrix("float32")
     for place in WHOLE.values():
@@ -309,7 +310,7 @@ def test_under_a_mesh() -> None:
 
 @pytest.mark.parametrize("dtype", ["float64", "int64", "complex128"])
 def test_arrays_of_x64_stay_what_they_are(dtype: str) -> None:
-    """Outside `jax.enable_x64` too, as arrays of JAX's own do."""
+    """64-bit arrays keep their dtype outside `jax.enable_x64`, as jax.Arrays do."""
     with jax.enable_x64(True):
         plain = jnp.arange(3).astype(dtype) * 2**33 + 1
         assert plain.dtype == dtype
@@ -325,7 +326,7 @@ def test_arrays_of_x64_stay_what_they_are(dtype: str) -> None:
 
 
 def test_it_is_no_tracer_and_no_constant_of_the_cache() -> None:
-    """A function is compiled once for all arrays of a type, however they lie."""
+    """A function is traced once for all arrays of a type, whatever their placement."""
     traces = []
 
     @jax.jit
@@ -341,7 +342,7 @@ def test_it_is_no_tracer_and_no_constant_of_the_cache() -> None:
 
 
 def test_results_do_not_change_when_a_step_takes_the_memory() -> None:
-    """What JAX computed, or was given, of an array stays when that is donated."""
+    """Arrays that JAX computed or copied from an MpmdArray stay valid when it is donated."""
     step = jaxpp.mpmd_jit_with_loop(lambda x: x * 0, make_mesh(2), donate_argnums=0)
     x = np.arange(4096, dtype=np.float32)
     array = jaxpp.mpmd_jit_with_loop(lambda x: x + 0, make_mesh(2))(x)
@@ -373,7 +374,7 @@ USES: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("use", USES)
 def test_a_deleted_array_says_so(use: str) -> None:
-    """In our words, which say what to use instead."""
+    """JaxPP raises its own error, which says what to use instead."""
     for place in WHOLE.values():
         array = place(matrix("float32"))
         array.delete()
@@ -397,7 +398,7 @@ def test_a_failed_step_is_told_by_whatever_takes_its_result() -> None:
 
 
 def test_an_array_in_flight_is_waited_for() -> None:
-    """A call of JAX's takes a result before the devices have made it."""
+    """JAX is called with a result that the devices have not computed yet."""
 
     def slow(x: Any) -> Any:
         return jax.lax.fori_loop(0, 400, lambda i, y: jnp.tanh(y @ x), x)

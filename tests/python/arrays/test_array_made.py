@@ -1,4 +1,4 @@
-"""Arrays made by hand, copies of arrays, their shards, and what they are pickled as."""
+"""Arrays made from JAX arrays, copies of arrays, their shards and their pickles."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def on_ranks(x: Any, sharding: MpmdSharding) -> list[jax.Array]:
     return [jax.device_put(x, sharding.rank_sharding(rank)) for rank in sharding.mesh_ids]
 
 
-# --- By hand ----------------------------------------------------------------------------
+# --- Arrays made from JAX arrays --------------------------------------------------------
 
 
 def test_an_array_of_jax_arrays() -> None:
@@ -48,7 +48,7 @@ def test_an_array_of_jax_arrays() -> None:
     assert made.sharding == sharding and made.spec == P("data") and made.is_mpmd_replicated
     assert made.is_partially_addressable and made.is_fully_addressable
     assert repr(made).startswith("MpmdArray(shape=(8, 4), dtype=float32, mpmd_idxs=(0, 1), ")
-    # They are these arrays, not copies.
+    # The replicas are the given arrays, not copies.
     assert made.first_mpmd_replica is arrays[0]
     assert all(a is b for a, b in zip(made.to_mpmd_local_array, arrays, strict=True))
     assert made._partially_addressable_arrays == dict(enumerate(arrays))
@@ -65,7 +65,7 @@ def test_a_step_takes_one_wherever_it_needs_it() -> None:
     for ranks in ((0,), (1,), (0, 1)):
         sharding = MpmdSharding(mesh, ranks, P())
         ws = [MpmdArray(on_ranks(w, sharding), sharding) for w in m.params()]
-        for _ in range(2):  # it stays with its owner
+        for _ in range(2):  # the step does not move or delete the arrays
             found, total = step(ws, m.batch())
             np.testing.assert_allclose(total, expected[1], rtol=1e-5)
             np.testing.assert_allclose(found[0], expected[0][0], rtol=1e-5)
@@ -84,19 +84,19 @@ def test_a_step_takes_the_shards_as_they_lie() -> None:
         assert made.sharding == sharding
         uploaded = made._values[0]
         np.testing.assert_array_equal(step(made), ROWS + 1)
-        assert made._values[0] is uploaded  # once
+        assert made._values[0] is uploaded  # not uploaded again
         for array in arrays:
-            array.delete()  # nothing refers to them any more
+            array.delete()  # `made` now has its own memory
         np.testing.assert_array_equal(made, ROWS)
     other = make_mesh(2)
     sharding = MpmdSharding(other, (1,), P())
-    made = MpmdArray(on_ranks(ROWS, sharding), sharding)  # of a mesh that is not the step's
+    made = MpmdArray(on_ranks(ROWS, sharding), sharding)  # on a mesh other than the step's
     np.testing.assert_array_equal(step(made), ROWS + 1)
     assert made.mpmd_idxs == (1,) and made.sharding == sharding
 
 
 def test_what_device_put_makes_goes_into_a_step() -> None:
-    """`jax.device_put(x, MpmdSharding(...))` is an array of JAX's own, of that sharding."""
+    """`jax.device_put(x, MpmdSharding(...))` gives a jax.Array with that sharding."""
     mesh = make_mesh(2, data=2)
     sharding = MpmdSharding(mesh, {1}, P("data"))
     put = jax.device_put(ROWS, sharding)
@@ -105,7 +105,7 @@ def test_what_device_put_makes_goes_into_a_step() -> None:
     assert isinstance(doubled.sharding, NamedSharding)
     assert doubled.sharding.is_equivalent_to(sharding, 2)
     step = jaxpp.mpmd_jit_with_loop(lambda x: x + 1, mesh)
-    assert step.compile(put)._inputs[0].spec == P("data")  # how it lies already
+    assert step.compile(put)._inputs[0].spec == P("data")  # its sharding is kept
     np.testing.assert_array_equal(step(put), ROWS + 1)
     np.testing.assert_array_equal(step(doubled), 2 * ROWS + 1)
 
@@ -113,7 +113,7 @@ def test_what_device_put_makes_goes_into_a_step() -> None:
 def test_a_donated_one_is_deleted() -> None:
     mesh = make_mesh(2)
     sharding = MpmdSharding(mesh, (1,), P())
-    for of_mesh in (mesh, make_mesh(2, data=2)):  # the arrays' own, another
+    for of_mesh in (mesh, make_mesh(2, data=2)):  # the array's mesh, then another
         made = MpmdArray(on_ranks(ROWS, sharding), sharding)
         step = jaxpp.mpmd_jit_with_loop(lambda x: x + 1, of_mesh, donate_argnums=0)
         np.testing.assert_array_equal(step(made), ROWS + 1)
@@ -238,7 +238,7 @@ def test_shards_put_together_are_the_array(place: str) -> None:
         count[shard.index] += shard.replica_id == 0
         whole[shard.index] = shard.data
     np.testing.assert_array_equal(whole, ROWS)
-    assert (count == 1).all()  # each element has one first copy
+    assert (count == 1).all()  # each element has exactly one shard with replica_id 0
     assert {s.device for s in array.global_shards} == array.devices()
     np.testing.assert_array_equal(array.addressable_data(0), array.addressable_shards[0].data)
     bytes_of_shards = sum(s.data.nbytes for s in array.addressable_shards)
@@ -255,7 +255,7 @@ def test_shards_put_together_are_the_array(place: str) -> None:
 @pytest.mark.parametrize("axes", [{}, {"data": 2}], ids=str)
 @pytest.mark.parametrize("along", [0, 1])
 def test_the_sharding_of_an_array_in_parts(along: int, axes: dict[str, int]) -> None:
-    """It says that rows or columns are on ranks, and is one to give a step or to restore by."""
+    """The sharding describes the parts of each rank and can be given to a step or to orbax."""
     array = by_parts(ROWS, along, **axes)
     assert isinstance(array.sharding, MpmdSharding) and array.sharding.mesh_ids == (0, 1)
     shape = list(ROWS.shape)

@@ -1,7 +1,8 @@
-"""Ways to save the state of a step and to go on from it: each row of docs/checkpoints.md.
+"""Saving the state of a step and resuming from it, in each way listed in docs/checkpoints.md.
 
-A state that a pipeline of two ranks trained is saved and restored each way. It must be the same
-bit for bit, and so must the next step from it, on any number of ranks and without a pipeline.
+A state that a pipeline of two ranks trained is saved and restored in each way. The restored
+state must be bitwise equal, and so must the next step, on any number of ranks and without a
+pipeline.
 """
 
 from __future__ import annotations
@@ -37,11 +38,11 @@ DOCS = ROOT / "docs" / "checkpoints.md"
 Save = Callable[[pathlib.Path, Any], None]
 Restore = Callable[[pathlib.Path, Any], Any]
 
-# --- The ways ---------------------------------------------------------------------------
+# --- Ways to save and restore -----------------------------------------------------------
 
 
 def replace(path: pathlib.Path, write: Callable[[Any], None]) -> None:
-    """Writes a new file in the place of the old one when it is complete."""
+    """Replaces the old file by a new one once the new one is complete."""
     new = path.with_name(path.name + ".new")
     with open(new, "wb") as file:
         write(file)
@@ -56,7 +57,7 @@ def flat(tree: Any) -> dict[str, Any]:
 
 
 def restored_flat(found: Any, like: Any) -> Any:
-    """The tree of arrays found by name; of bfloat16 numpy's files have the bytes alone."""
+    """The tree with the arrays found by name. numpy's files store bfloat16 as plain bytes."""
     leaves = [np.asarray(found[name]).view(leaf.dtype) for name, leaf in flat(like).items()]
     return jax.tree.unflatten(jax.tree.structure(like), leaves)
 
@@ -90,7 +91,7 @@ def restore_pytree(path: pathlib.Path, like: Any) -> Any:
 def save_async(path: pathlib.Path, tree: Any) -> None:
     with ocp.AsyncCheckpointer(ocp.StandardCheckpointHandler()) as checkpointer:
         checkpointer.save(path, args=ocp.args.StandardSave(tree), force=True)
-        # A step may take the arrays' memory at once.
+        # A step may donate the arrays before the save has finished.
         jax.tree.map(lambda leaf: leaf.delete(), tree)
 
 
@@ -111,7 +112,7 @@ def save_flax(path: pathlib.Path, tree: Any) -> None:
     flax_checkpoints.save_checkpoint(path, tree, step, keep=2)
 
 
-# By the names that the table in the documentation has.
+# The keys are the names in the documentation's table.
 WAYS: dict[str, tuple[Save, Restore]] = {
     "`np.savez`": (
         lambda path, tree: replace(path, lambda file: np.savez(file, **flat(tree))),
@@ -147,7 +148,7 @@ def test_the_documentation_has_these_ways() -> None:
     assert [row for row in rows if set(row) != {"-"} and row != "with"] == list(WAYS)
 
 
-# --- Saved, restored, gone on with ------------------------------------------------------
+# --- Save, restore, resume --------------------------------------------------------------
 
 PROBLEM: Problem = models.mlp([1] * 4, 4)
 ENDS: dict[str, Callable[[], Callable[..., Any]]] = {
@@ -168,7 +169,7 @@ def step_of(end: str) -> Callable[..., Any]:
 
 
 def state_of(params: Any, opt_state: Any) -> Any:
-    """Also a copy in half the bytes, which the file formats know in different degrees."""
+    """The state, and the parameters in bfloat16, which not all file formats support."""
     cast = jaxpp.mpmd_jit_with_loop(
         lambda tree: jax.tree.map(lambda x: x.astype(jnp.bfloat16), tree), make_mesh(2)
     )
@@ -177,7 +178,7 @@ def state_of(params: Any, opt_state: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def trained() -> tuple[Any, Any]:
-    """A state on two ranks, and its contents."""
+    """A state on two ranks, and the same as numpy arrays."""
     params, opt_state = PROBLEM.params, PROBLEM.optimizer.init(PROBLEM.params)
     for _ in range(2):
         params, opt_state, *_ = step_of("2 ranks")(params, opt_state, PROBLEM.batch)
@@ -206,7 +207,7 @@ def test_saved_and_restored(way: str, trained: Any, tmp_path: pathlib.Path) -> N
     state, expected = trained
     save, restore = WAYS[way]
     save(tmp_path / "checkpoint", jax.tree.map(lambda leaf: leaf.copy(), state))
-    # Like the state, on the ranks of its leaves; like arrays of one device.
+    # Restores to the ranks that held the leaves, and to arrays on one device.
     restored = {
         like is state: restore(tmp_path / "checkpoint", like)
         for like in (state, jax.tree.map(jnp.asarray, expected))
@@ -228,7 +229,7 @@ def test_saved_and_restored(way: str, trained: Any, tmp_path: pathlib.Path) -> N
 def test_orbax_restores_onto_the_ranks_of_another_mesh(
     ranks: int, trained: Any, tmp_path: pathlib.Path
 ) -> None:
-    """Each leaf read where it will be used, without a copy of the whole in between."""
+    """Orbax reads each leaf directly onto its rank in another mesh, without a full copy."""
     state, expected = trained
     save_orbax(tmp_path / "checkpoint", state["params"])
     mesh = make_mesh(ranks, data=2)
@@ -273,23 +274,23 @@ KILLED = [
 
 
 def numbers(k: int) -> Any:
-    """A state of which every element is k, large enough that a process mostly saves."""
+    """A state filled with k, large enough that a process spends most of its time saving."""
     full = np.full((512, 512), k, np.float32)
     return {"a": WHOLE["one rank"](full), "b": [WHOLE["replicated"](full)] * 3}
 
 
 def save_for_ever(way: str, folder: str) -> None:
-    """What a process does that is killed."""
+    """Saves in a loop until the process is killed."""
     for k in range(1_000_000):
         WAYS[way][0](pathlib.Path(folder), numbers(k))
         sys.stdout.write(f"{k}\n")
         sys.stdout.flush()
 
 
-# A process each: saves of two threads at once wait for each other in orbax, now and then.
+# Uses a subprocess per case: in orbax, saves in two threads of a process can deadlock.
 @pytest.mark.parametrize("way", KILLED)
 def test_a_killed_save_leaves_the_last_checkpoint(way: str, tmp_path: pathlib.Path) -> None:
-    """Whenever a process dies, what is restored is all of one save, and not of an old one."""
+    """Whenever the process is killed, the last complete save or the one after is restored."""
     script = (
         "import sys, jax\n"
         "jax.config.update('jax_num_cpu_devices', 2)\n"
@@ -307,7 +308,7 @@ def test_a_killed_save_leaves_the_last_checkpoint(way: str, tmp_path: pathlib.Pa
     for line in process.stdout:
         complete = int(line)
         if complete == 2:
-            process.kill()  # in a save, or about to begin or end one
+            process.kill()  # during a save, or just before or after one
             break
     for line in process.communicate()[0].splitlines():
         complete = int(line)

@@ -1,8 +1,8 @@
-"""Two processes make a client of a PJRT plugin together, each as one node, and print the
-devices that they know: `python3 tests/python/client/nodes_gpu.py`.
+"""Two processes, each a node, create clients of a PJRT plugin that find each other, and print
+the devices that they see: `python3 tests/python/client/nodes_gpu.py`.
 
-On a machine with one GPU both have that one, which is enough for clients to find each other,
-though not for programs over both. `--plugin cpu` shows what a plugin without nodes says.
+On a machine with one GPU, both nodes use it: the clients can find each other, but cannot run
+programs over both nodes. `--plugin cpu` shows the error of a plugin without nodes.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ NODES = 2
 
 
 def say(node: int, text: str) -> None:
-    """A line in one piece: both processes have the same output."""
+    """Writes a line in a single call, because both processes share the output."""
     sys.stdout.write(f"node {node}: {text}\n")
     sys.stdout.flush()
 
 
 def show_node(node: int, address: str, plugin: str) -> None:
-    """What one process does."""
+    """Creates the client of one node and prints its devices."""
     import jax
 
     import jaxpp

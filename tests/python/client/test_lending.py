@@ -1,5 +1,5 @@
-"""Memory that JAX's client and the runtime's share: results that JAX looks at where they
-lie, arrays of JAX's that steps take where they lie, and that neither ever changes."""
+"""Memory shared by JAX's client and the runtime's: JAX reads results in place, steps read JAX
+arrays in place, and neither sees its data change."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ from jaxpp.client.devices import LocalDevices
 from jaxpp.client.plugins import platform_of
 from jaxpp.run.arguments import Source, _given_of_shardings
 
-SIZE = 256  # of a side: enough bytes that an array is worth sharing
+SIZE = 256  # rows and columns: large enough that the memory is shared
 ROWS = np.arange(SIZE * SIZE, dtype=np.float32).reshape(SIZE, SIZE)
 
 
 def on_ranks(
     x: Any, ranks: tuple[int, ...] = (0,), spec: P | None = None, **axes: int
 ) -> MpmdArray:
-    """In the runtime's memory."""
+    """An array with the contents of x in the runtime's memory."""
     mesh = mesh_of(2, axes)
     sharding = MpmdSharding(mesh, ranks, P() if spec is None else spec)
     return jaxpp.spmd_to_mpmd_reshard(mesh, np.asarray(x), sharding)
 
 
 def address(array: MpmdArray, rank: int | None = None, device: int = 0) -> int:
-    """Where a shard lies in the runtime's memory."""
+    """The address of a shard in the runtime's memory."""
     rank = array.mpmd_idxs[0] if rank is None else rank
     where = lending.DEVICE_TYPES[platform_of(jax.devices()[0])], 0
     capsule = array._values[0].lend(rank, device, *where, False)
@@ -47,7 +47,7 @@ def address(array: MpmdArray, rank: int | None = None, device: int = 0) -> int:
     return int(seen.unsafe_buffer_pointer())
 
 
-# An accelerator's memory is copied for JAX, on the device.
+# Memory on an accelerator is copied for JAX, on the device.
 on_host = pytest.mark.skipif(
     jax.default_backend() != "cpu", reason="JAX uses results where they lie on CPUs only"
 )
@@ -55,7 +55,7 @@ on_host = pytest.mark.skipif(
 
 @pytest.fixture
 def uploads(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """The bytes of the shards and blocks that are copied to devices meanwhile."""
+    """A list of the sizes of all shards and blocks that are copied to devices."""
     sizes: list[int] = []
     put = LocalDevices.put
 
@@ -78,7 +78,7 @@ def uploads(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     yield sizes
 
 
-# --- JAX looks at what the runtime has ----------------------------------------------------
+# --- JAX reads the runtime's memory -------------------------------------------------------
 
 
 @on_host
@@ -175,7 +175,7 @@ def test_a_donated_array_stays_for_who_looks(axes: dict[str, int]) -> None:
 
 @on_host
 def test_who_looked_before_costs_no_copy() -> None:
-    """The step writes where the donated array was, as if nobody had looked."""
+    """Once JAX has released a donated array, the step overwrites it in place."""
     step = donating_step()
     w, _ = step(ROWS, np.ones_like(ROWS))
     there = address(w)
@@ -191,7 +191,7 @@ def test_who_looked_before_costs_no_copy() -> None:
     "seed", [*range(6), *(pytest.param(n, marks=pytest.mark.soak) for n in range(6, 12))]
 )
 def test_what_is_seen_never_changes(seed: int) -> None:
-    """Random steps, looks, ends of looks and deletions."""
+    """Random sequences of steps, borrowed arrays, their releases and deletions."""
     choose = random.Random(seed)
     axes = {"data": 2} if seed % 2 else {}
     step = donating_step(**axes)
@@ -263,7 +263,7 @@ def test_threads_look_while_a_step_donates() -> None:
     assert not failures
 
 
-# --- A step looks at what JAX has ---------------------------------------------------------
+# --- A step reads JAX's memory ------------------------------------------------------------
 
 
 def test_a_step_takes_an_array_of_jax_where_it_lies(uploads: list[int]) -> None:
@@ -272,7 +272,7 @@ def test_a_step_takes_an_array_of_jax_where_it_lies(uploads: list[int]) -> None:
     np.testing.assert_array_equal(add(x, x), ROWS * 2)
     assert uploads == []
     np.testing.assert_array_equal(add(x, ROWS), ROWS * 2)
-    assert uploads  # numpy's may change
+    assert uploads  # a numpy array is copied, as the user may change it
     np.testing.assert_array_equal(x, ROWS)
 
 
@@ -284,7 +284,7 @@ def test_shards_are_taken_where_they_lie(uploads: list[int]) -> None:
     made = jax.device_put(ROWS, MpmdSharding(mesh, (0, 1), P("data")))
     np.testing.assert_array_equal(add(made), ROWS + 1)
     assert uploads == []
-    # One that lies in another way has to be cut.
+    # An array with a different sharding has to be cut.
     np.testing.assert_array_equal(add(jnp.asarray(ROWS)), ROWS + 1)
     assert uploads
 
@@ -294,7 +294,7 @@ def test_what_looks_at_a_donated_array_of_jax_does_not_change(uploads: list[int]
     x = jnp.asarray(ROWS)
     ones, seen = jnp.ones_like(x), np.asarray(x)
     w, _ = step(x, ones)
-    assert set(uploads) == {x.nbytes}  # where the step writes
+    assert set(uploads) == {x.nbytes}  # copied, because the step overwrites it
     assert x.is_deleted()
     for _ in range(3):
         w, _ = step(w, ones)
@@ -316,7 +316,7 @@ def test_a_donated_array_made_by_hand_leaves_its_parts_alone(uploads: list[int])
 
 @on_host
 def test_a_donated_array_that_another_step_took_where_it_lies(uploads: list[int]) -> None:
-    """The step that writes copies it, as it does what JAX looks at."""
+    """A step that overwrites borrowed memory copies it first."""
     mesh = mesh_of(2, {})
     sharding = MpmdSharding(mesh, (0,), P())
     part = jax.device_put(ROWS, sharding.rank_sharding(0))
@@ -357,7 +357,7 @@ def test_an_array_goes_when_its_step_is_done() -> None:
     total = add(x)
     del x
     np.testing.assert_allclose(total, ROWS.sum(dtype=np.float64), rtol=1e-4)
-    jax.block_until_ready(add(np.zeros_like(ROWS)))  # steps end in order
+    jax.block_until_ready(add(np.zeros_like(ROWS)))  # steps finish in order
     gc.collect()
     assert gone() is None
 
@@ -395,12 +395,12 @@ def test_a_training_on_jax_arrays_is_the_same() -> None:
     jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
-# --- As on devices that do not share the host's memory ------------------------------------
+# --- Devices that do not share the host's memory (simulated) ------------------------------
 
 
 @pytest.fixture
 def apart(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Each device uses only what lies on it."""
+    """Makes each device borrow only memory of its own."""
     monkeypatch.setattr(lending, "can_share", lambda given, wanted: given == wanted)
     monkeypatch.setattr(LocalDevices, "can_borrow", lambda self, a, b: a == b)
     _given_of_shardings.cache_clear()
@@ -425,7 +425,7 @@ def test_a_step_brings_an_array_to_where_it_is_needed(home: int, uploads: list[i
     x = jax.device_put(ROWS.reshape(4, -1), jax.devices()[home])
     expected = np.sum(np.sin(ROWS, dtype=np.float64) * ROWS)
     np.testing.assert_allclose(step(x), expected, rtol=1e-3)
-    assert bool(uploads) == (home == 3)  # which is no rank's
+    assert bool(uploads) == (home == 3)  # a device of neither rank
     sharding = MpmdSharding(mesh, (1,), P())
     assert jaxpp.spmd_to_mpmd_reshard(mesh, x, sharding).mpmd_idxs == (1,)
 
@@ -438,7 +438,7 @@ def test_what_is_lent_beside_the_host_is_copied_on_the_device() -> None:
     assert own is not None and own.unsafe_buffer_pointer() != address(x)
     np.testing.assert_array_equal(own, ROWS)
     low = on_ranks(np.zeros((4, 4), jnp.float8_e4m3fn))
-    assert low._values[0].lend(0, 0, 2, 0, False) is None  # DLPack has no such type
+    assert low._values[0].lend(0, 0, 2, 0, False) is None  # not a DLPack type
     assert low._values[0].lend(0, 0, 1, 0, True) is not None
 
 

@@ -1,7 +1,7 @@
-"""Clients that are nodes of a job, with a plugin of the tests' own (nodes_plugin.c) that asks
-the key-value store for the others as XLA's plugin for GPUs does.
+"""Clients that are nodes of a job. The tests use a plugin of their own (nodes_plugin.c), which
+looks up the other nodes in the key-value store as XLA's GPU plugin does.
 
-Time limits are there only so that a hang fails.
+Time limits exist only to make hangs fail.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LIMIT = 120  # seconds
 
 
 class Store:
-    """A dictionary that waits."""
+    """A key-value store in this process; `get` waits for the key."""
 
     def __init__(self) -> None:
         self.values: dict[str, bytes] = {}
@@ -65,7 +65,7 @@ def test_clients_find_each_other(nodes_plugin: str) -> None:
         assert [tuple(d) for d in info.global_devices] == [
             (i, i // 10, "stub") for i in ids[node]
         ]
-    # It is asked by a client's end as well, which keeps it.
+    # Clients also use the store when they are destroyed, so they keep it alive.
     assert not any(key.startswith("bye/") for key in store.values)
     del client, clients
     assert {key for key in store.values if key.startswith("bye/")} == {
@@ -82,7 +82,7 @@ def test_a_client_alone_lists_its_devices(nodes_plugin: str) -> None:
 
 
 def test_a_key_that_is_not_put(nodes_plugin: str) -> None:
-    """It is asked for in slices, and not longer than the plugin waits."""
+    """The client polls for the key in short waits, up to the plugin's timeout."""
     store = Store()
     with pytest.raises(JaxppError, match="stub/1: no node has put the key in 600 ms") as raised:
         store.client(nodes_plugin, 0, 2, timeout_ms=600)
@@ -151,7 +151,7 @@ def run_program(*flags: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_nodes_over_the_coordination_service(nodes_plugin: str) -> None:
-    """Beside JAX's own clients, which use the same store."""
+    """JAX's own clients use the same key-value store at the same time."""
     done = run_program("--plugin", nodes_plugin, "--timeout", str(LIMIT))
     assert done.returncode == 0, done
     for node in range(2):
@@ -202,7 +202,7 @@ asked.wait()
 
 
 def test_the_interpreter_ends_while_a_plugin_waits(nodes_plugin: str) -> None:
-    """The plugin waits for a minute; the interpreter does not."""
+    """The plugin waits for a minute, but does not delay the interpreter's exit."""
     command = [sys.executable, "-W", "ignore", "-c", EXIT, nodes_plugin]
     done = subprocess.run(command, capture_output=True, text=True, timeout=50)
     assert (done.returncode, done.stderr) == (0, "")

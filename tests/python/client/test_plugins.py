@@ -1,4 +1,4 @@
-"""Which plugin a step runs on, and how its client shares memory with JAX's own."""
+"""Which plugin a step uses, and how its client shares the device's memory with JAX's client."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PREALLOCATE = "XLA_PYTHON_CLIENT_PREALLOCATE"
 
 @pytest.fixture
 def installed(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
-    """What pip leaves of jax[cuda13]."""
+    """An empty plugin at the path where pip installs that of jax[cuda13]."""
     path = tmp_path / "jax_plugins" / "xla_cuda13" / "xla_cuda_plugin.so"
     path.parent.mkdir(parents=True)
     path.with_name("__init__.py").touch()

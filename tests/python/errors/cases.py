@@ -1,7 +1,7 @@
-"""What the lists of wrong calls share; test_errors.py makes the calls.
+"""Helpers for the lists of invalid calls, which test_errors.py makes.
 
-The lists: cases_stages.py, cases_loops.py, cases_arguments.py, cases_files.py,
-cases_plugins.py. The steps that they call are in mistakes.py.
+The lists are in cases_stages.py, cases_loops.py, cases_arguments.py, cases_files.py and
+cases_plugins.py, the steps that they call in mistakes.py.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ TWO = jaxpp.Std1F1B(2)
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """`run` must raise JaxppError(code) with all of `says` in its message."""
+    """A call that must raise JaxppError with this code and all of `says` in its message."""
 
     title: str
     code: str
@@ -37,7 +37,8 @@ def case(title: str, code: str, run: Callable[[], Any], *says: str) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Warned:
-    """`run` works, and gives one UserWarning with all of `says` at a line of mistakes.py."""
+    """A call that works but must issue one UserWarning at a line of mistakes.py, with all of
+    `says` in its message."""
 
     title: str
     run: Callable[[], Any]
@@ -52,7 +53,7 @@ def warned(title: str, run: Callable[[], Any], *says: str) -> None:
 
 
 def mesh(ranks: int = 2, **axes: int) -> jaxpp.MpmdMesh:
-    """Its axes stand in messages: never those that TEST_AXES asks for."""
+    """A mesh without the axes of TEST_AXES, because messages mention axes."""
     return mesh_of(ranks, axes)
 
 

@@ -56,7 +56,7 @@ case(
 
 
 def loaded(change: Callable[[bytearray], Any] = lambda _: None, mpmd_mesh: Any = None) -> Any:
-    """A saved step, after a change of the file's bytes."""
+    """Saves a step, changes the file's bytes and loads it."""
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder) / "plan"
         compiled().save(path)

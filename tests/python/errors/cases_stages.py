@@ -14,7 +14,7 @@ from cases import JIT, TWO, case, loop, mesh, train, warned
 
 
 def devices_mesh(numbers: list[list[int]]) -> jax.sharding.Mesh:
-    """A row of devices for each rank, by number."""
+    """A mesh with a row of devices for each rank, given by number."""
     devices = np.array(jax.devices())[np.array(numbers)]
     return jax.sharding.Mesh(devices, ("stage", "data"))
 
@@ -50,7 +50,7 @@ for under in (m.mark_in_scan, m.mark_in_while, m.mark_in_cond):
     case(
         f"A mark under {primitive}",
         "stage-marks",
-        # No gradients: JAX itself refuses those of a while loop.
+        # Without gradients, because JAX cannot differentiate a while loop.
         lambda under=under: JIT(
             lambda ws, xs: jaxpp.treduce(lambda x: under(ws, x), xs, TWO, 0, jaxpp.Add), mesh()
         )(m.params(), m.batch()),
@@ -438,7 +438,7 @@ case(
     "or give the schedule 3 stages",
 )
 
-# --- What works, and is hardly meant ----------------------------------------------------
+# --- Valid, but probably unintended -----------------------------------------------------
 
 warned(
     "A mesh axis that nothing uses",

@@ -1,4 +1,4 @@
-"""What the command says of bad input, and what importing needs."""
+"""The command's messages for bad input, and imports without a plugin."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _dumped_graph(folder: pathlib.Path) -> str:
 
 
 def test_import_needs_no_plugin() -> None:
-    """A missing plugin is an error of the step that needs it, not of the import."""
+    """A missing plugin is reported by the step that needs it, not by the import."""
     code = "import jaxpp.api, sys; print(sorted(s.name for s in jaxpp.api.TaskType))"
     environment = {**os.environ, "JPP_PLUGIN": "/no/such/plugin.so"}
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Names and paths of any characters: what comes back is a str that can be printed."""
+"""Names and paths with any characters are returned as a str that can be printed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 import jaxpp.api as jaxpp
 from jaxpp import _core
 
-# A byte that is no UTF-8 as Python holds it, a lone surrogate, a NUL, and a letter.
+# A byte that is not UTF-8, as Python represents it; a lone surrogate; a NUL; a letter.
 NAMES = ["caf\udce9", "\ud800", "a\0b", "é"]
 
 

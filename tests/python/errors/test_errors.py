@@ -1,7 +1,7 @@
-"""What bad input gets: one exception with a code, early, in words that help.
+"""Bad input raises a single exception, early, with a code and a helpful message.
 
-Every test here ends with a fresh step that must still work. JPP_UPDATE_DOCS=1 writes
-docs/errors.md from the messages; otherwise it must already show them.
+After every test a new step must still work. JPP_UPDATE_DOCS=1 writes docs/errors.md from the
+messages; otherwise the page must already show them.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from cases import CASES, JIT, TWO, WARNINGS, Case, Warned, mesh, state, step_of,
 from jaxpp.errors import make_error
 from locations import ROOT
 
-for topic in ("stages", "loops", "arguments", "files", "plugins"):  # as docs/errors.md has them
+for topic in ("stages", "loops", "arguments", "files", "plugins"):  # in docs/errors.md's order
     plugins = importlib.import_module(f"cases_{topic}")
 
-# A line of the tests' own files; every other path in a message would be shown as it is.
+# Matches a line in the tests' own files. All other paths would appear unchanged in the docs.
 PLACE = re.compile(
     rf"({re.escape(str(pathlib.Path(m.__file__).parents[1]))}/\w+/(\w+\.py)):(\d+)"
 )
@@ -49,20 +49,20 @@ def plugin_folder() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def goes_on_working(after_plain_step: Any) -> Iterator[None]:
-    """After each test a step is traced, compiled and run."""
+    """Traces, compiles and runs a step after each test."""
     yield
     ours = JIT(m.training_step(TWO), mesh())(m.params(), m.batch())
     for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(after_plain_step), strict=True):
         np.testing.assert_allclose(np.asarray(a), b, rtol=1e-5)
 
 
-# What fails whatever the arguments are; all else is a ValueError.
+# The codes of failures that arguments do not cause; all other codes are ValueErrors.
 CLASSES = dict.fromkeys(
     ("execution", "out-of-memory", "plugin", "unsupported"), jaxpp.JaxppError
 ) | {"nan": jaxpp.NanError}
 
 UPDATES = "JPP_UPDATE_DOCS" in os.environ
-# What the page shows under each title, and what it should show.
+# The entries of the page by title, and below them those that the tests produce.
 SHOWN = dict(
     re.findall(
         r"^\*\*([^\n]*)\*\*\n\n(.*?)(?=\n\n(?:\*\*|## )|\n\Z)", DOCS.read_text(), re.M | re.S
@@ -72,7 +72,7 @@ ENTRIES: dict[str, str] = {}
 
 
 def compare_to_docs(title: str, message: str) -> None:
-    """The page shows the message under its title, and the lines of code that it names."""
+    """Checks that the page's entry has the message and the lines of code that it names."""
     ENTRIES[title] = _entry(message)
     if not UPDATES:
         shown, raised = map(_without_value_numbers, (SHOWN[title], ENTRIES[title]))
@@ -109,7 +109,7 @@ def test_warning(wrong: Warned) -> None:
 
 
 def _entry(message: str) -> str:
-    """The message with letters for line numbers, and the lines."""
+    """The entry of a message: its text with letters for line numbers, then those lines."""
     letters: dict[tuple[str, int], str] = {}
     for path, _, line in PLACE.findall(message):
         letters.setdefault((path, int(line)), string.ascii_uppercase[len(letters)])
@@ -122,7 +122,7 @@ def _entry(message: str) -> str:
 
 @functools.cache
 def _lines_of(path: str) -> list[tuple[str, str]]:
-    """Each line of a file of steps, and the function around it."""
+    """The lines of a file, each with the name of the function around it."""
     source = pathlib.Path(path).read_text()
     lines = source.splitlines()
     functions = [""] * len(lines)
@@ -141,7 +141,7 @@ def _lines_of(path: str) -> list[tuple[str, str]]:
 
 
 def _code(path: str, line: int, letter: str) -> str:
-    """The code of a line and its function, which must tell it from all others of the file."""
+    """The code of a line and its function; a file must not contain the same twice."""
     lines = _lines_of(path)
     code, function = lines[line - 1]
     assert lines.count((code, function)) == 1, f"{path} has this line twice: {code}"
@@ -149,10 +149,10 @@ def _code(path: str, line: int, letter: str) -> str:
 
 
 def _stable(message: str) -> str:
-    """Without what differs between machines and systems."""
+    """The message without parts that differ between machines and systems."""
     message = message.replace(str(plugins.PLUGINS), "/path/to")
     message = message.replace(plugins.libm(), "/usr/lib/libm.so.6")
-    # The loader's own words differ between systems.
+    # The dynamic loader's message differs between systems.
     message = re.sub(r"(not a loadable library: ).*", r"\1...", message)
     return message.replace("\0", "\\0")
 
@@ -188,14 +188,14 @@ def _document(entries: dict[str, str]) -> str:
 
 
 def _without_value_numbers(text: str) -> str:
-    """How many values come before one differs between JAX's versions."""
+    """The text without value numbers, which differ between versions of JAX."""
     return re.sub(r"%\d+", "%n", text)
 
 
 def test_docs_show_every_error() -> None:
-    """The page is what these messages make; each test above has compared its own."""
+    """The page has no other entries; the tests above have compared each entry."""
     if UPDATES:
-        DOCS.write_text(_document(ENTRIES))  # of one process: all of them were raised
+        DOCS.write_text(_document(ENTRIES))  # in a single process, which has all messages
     else:
         assert DOCS.read_text() == _document(SHOWN), "run the tests with JPP_UPDATE_DOCS=1"
 
@@ -271,7 +271,7 @@ def test_nothing_is_taken_when_a_donation_is_refused() -> None:
 def test_a_donated_array_of_other_ranks_is_donated_all_the_same() -> None:
     step = step_of(donate_argnums=0)
     (a, b), _ = step(m.params(), m.batch())
-    step([b, a], m.batch())  # each on the other's rank
+    step([b, a], m.batch())  # each array is on the other's rank
     assert a.is_deleted() and b.is_deleted()
 
 
@@ -300,7 +300,7 @@ def test_other_shapes_retrace_and_work() -> None:
 
 
 def test_step_without_a_loop_works() -> None:
-    """Everything outside loops: tasks on the ranks that hold what they need."""
+    """Operations outside loops run as tasks on the ranks that hold their inputs."""
 
     def step(ws: Any, xs: jax.Array) -> Any:
         return jax.tree.map(lambda w: 2 * w, ws), jax.value_and_grad(m.loss)(ws, xs[0])

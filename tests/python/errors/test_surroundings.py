@@ -1,6 +1,6 @@
 """The same mistake in a method, a decorated function, a lambda and a partial.
 
-Wherever the user's function stands, the message is the same and names the user's own line.
+However the user's function is defined, the message is the same and names the user's own line.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def error_of(run: Callable[[], Any]) -> str:
 
 
 def train(put: Callable[..., Any], loss: Callable[..., Any]) -> Any:
-    """The loss and the step itself stand in such surroundings."""
+    """Trains with the loss, and except for jax.jit the step, wrapped by `put`."""
     step = m.training_step(TWO, put(loss))
     step = step if put is jax.jit else put(step)
     return JIT(step, mesh())(m.params(), m.batch())
@@ -133,7 +133,7 @@ def test_a_missing_argument_is_pythons_own_error(put: Callable[..., Any]) -> Non
 
 @pytest.mark.parametrize("shape", [(8,), (8, 4)])
 def test_microbatches_of_single_examples_are_noted(shape: tuple[int, ...]) -> None:
-    """A batch given without an axis of microbatches: what fails names treduce's axis."""
+    """If the batch has no axis of microbatches, the error has a note about treduce's axis."""
 
     def loss(ws: Any, x: jax.Array) -> jax.Array:
         return m.loss(ws, x @ jnp.ones((x.shape[1], 4)))

@@ -1,4 +1,4 @@
-"""Text in any encoding: in names it is escaped, in files it is refused with its line."""
+"""Text that is not UTF-8 is escaped in names; in files it is refused with its line number."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import jaxpp.api as jaxpp
 import mistakes as m
 from cases import JIT, TWO, mesh
 
-# A byte that is no UTF-8, as Python reads it from a file name; a NUL; ends of lines; quotes.
+# A byte that is not UTF-8, as Python decodes it in file names; a NUL; line ends; quotes.
 NAMES = ["\udcff", "a\0b", 'a\n"b\\', "größe 大", "<lambda>", ""]
 
 
@@ -53,7 +53,7 @@ def test_arguments_results_and_marks_of_any_name(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_code_of_a_file_of_any_name(name: str) -> None:
-    """Lines of the user's code are named by it."""
+    """Messages name the lines of the user's code by the name of its file."""
     scope: dict[str, Any] = {"mark": jaxpp.mark_stage_end}
     source = "def one(x):\n    return mark(x)\n"
     exec(compile(source, name.replace("\0", "") + ".py", "exec"), scope)

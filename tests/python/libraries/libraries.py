@@ -1,7 +1,7 @@
-"""A training step of some library's models, trained as a pipeline and as plain JAX.
+"""Training steps with models of other libraries, as a pipeline and in plain JAX.
 
-A step is written once, with its loop over microbatches as a parameter. It trains as a pipeline
-and, with the loop a `lax.scan`, as plain JAX; everything must come out the same. The table of
+A step is written once, with its loop over microbatches as a parameter. It runs as a pipeline
+and, with a `lax.scan` as its loop, in plain JAX; all results must agree. The table in
 docs/compatibility.md names these tests.
 """
 
@@ -21,7 +21,7 @@ import jaxpp.api as jaxpp
 from equality import COMPILE_FASTER, difference, make_mesh
 
 WIDTH, MICROBATCHES, STAGES = 8, 2, 2
-SGD = optax.sgd(0.1, momentum=0.9)  # which does not magnify rounding, as Adam does
+SGD = optax.sgd(0.1, momentum=0.9)  # unlike Adam, does not magnify rounding errors
 
 
 # --- A step, trained twice --------------------------------------------------------------
@@ -48,7 +48,7 @@ def plain_loop(one: Callable[..., Any], batch: Any) -> Any:
 
 
 def numbers(tree: Any) -> Any:
-    """The tree with the contents of its keys."""
+    """The tree, with PRNG keys replaced by their data."""
     is_key = lambda x: jnp.issubdtype(jnp.result_type(x), jax.dtypes.prng_key)  # noqa: E731
     return jax.tree.map(lambda x: jax.random.key_data(x) if is_key(x) else x, tree)
 
@@ -61,7 +61,7 @@ def assert_same_training(
     tolerance: float = 1e-5,
     **options: Any,
 ) -> Any:
-    """Gives the state after two steps of the pipeline."""
+    """Compares two steps of the pipeline with plain JAX; returns the pipeline's final state."""
     mesh = mesh or make_mesh(STAGES)
     pipelined = jaxpp.mpmd_jit_with_loop(
         lambda state, batch: step(pipelined_loop, state, batch),
@@ -92,7 +92,7 @@ def random_tree(shapes: Any, scale: float = 0.3) -> Any:
 
 
 def make_batch(*, vocabulary: int = 0) -> dict[str, Any]:
-    """Of numbers, or of tokens."""
+    """A batch of inputs and targets or, with a vocabulary, of tokens."""
     rng, shape = np.random.default_rng(1), (MICROBATCHES, 4, 6)
     if vocabulary:
         return {"x": rng.integers(0, vocabulary, shape, np.int32)}
@@ -120,7 +120,7 @@ class Block(nn.Module):
 
 
 class Stack(nn.Module):
-    """A block a stage."""
+    """A stack of blocks, each a stage of its own."""
 
     block: Any = Block
 

@@ -1,4 +1,4 @@
-"""Equinox' modules and state, as docs/compatibility.md has them."""
+"""Equinox's modules and state, as listed in docs/compatibility.md."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from libraries import (
 
 class EqxBlock(eqx.Module):
     norm: eqx.nn.LayerNorm
-    mlp: eqx.nn.MLP  # with a function among its fields, which is no array
+    mlp: eqx.nn.MLP  # has a field that is a function, not an array
     dropout: eqx.nn.Dropout
 
     def __init__(self, key: Any, dropout: float = 0.0):
@@ -41,7 +41,7 @@ class EqxBlock(eqx.Module):
 
 
 def eqx_step(static: Any, apply: Callable[..., Any]) -> Step:
-    """`apply(model, microbatch's x, key)`; state is (arrays of the model, opt_state, key)."""
+    """A step with `apply(model, x, key)` whose state is (model arrays, opt_state, key)."""
 
     def step(loop: Loop, state: Any, batch: Any) -> Any:
         arrays, opt_state, key = state
@@ -109,7 +109,7 @@ def test_equinox_scan() -> None:
 
 
 def test_equinox_state() -> None:
-    """The running statistics of BatchNorm, which each microbatch changes."""
+    """Each microbatch updates the running statistics of BatchNorm."""
     norms, states = [], []
     for _ in range(STAGES):
         norm, state = eqx.nn.make_with_state(eqx.nn.BatchNorm)(WIDTH, "batch", mode="ema")
@@ -138,7 +138,7 @@ def test_equinox_state() -> None:
 
         grads, (losses, after) = loop(one, batch)
         updates, opt_state = SGD.update(grads, opt_state, arrays)
-        states = jax.tree.map(lambda x: x[-1], after)  # as the last microbatch left it
+        states = jax.tree.map(lambda x: x[-1], after)  # the state after the last microbatch
         return (optax.apply_updates(arrays, updates), opt_state, states), losses
 
     assert_same_training(step, (arrays, SGD.init(arrays), states), make_batch())

@@ -1,4 +1,4 @@
-"""Haiku's transformed functions, as docs/compatibility.md has them."""
+"""Haiku's transformed functions, as listed in docs/compatibility.md."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def stack(
     dropout: float = 0.0,
     batch_norm: bool = False,
 ) -> Callable[[Any], Any]:
-    """A block a stage."""
+    """A stack of blocks, each a stage of its own."""
 
     def apply(x: Any) -> Any:
         for _ in range(STAGES):
@@ -56,7 +56,7 @@ def stack(
 
 
 def first_of(init: Callable[..., Any]) -> Any:
-    """What `init` makes, of random numbers."""
+    """Parameters with the shapes that `init` returns, filled with random numbers."""
     return random_tree(jax.eval_shape(init, jax.random.key(0), jnp.ones((4, 6, WIDTH))))
 
 

@@ -1,4 +1,4 @@
-"""Hugging Face's Flax models, as docs/compatibility.md has them."""
+"""Hugging Face's Flax models, as listed in docs/compatibility.md."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from libraries import SGD, STAGES, Loop, assert_same_training, make_batch, rando
 
 
 def hugging_face() -> Any:
-    """A release that still has Flax models: it is large, so the tests do not ask for it."""
+    """A release of transformers with Flax models, if installed; it is too large to require."""
     why = "no transformers with Flax models: pip install 'transformers<5'"
     transformers = pytest.importorskip("transformers", reason=why)
     if not hasattr(transformers, "FlaxGPT2LMHeadModel"):
@@ -25,7 +25,7 @@ def hugging_face() -> Any:
 
 
 def marked_blocks(kind: type) -> Any:
-    """Within this, a stage ends with each block of the model, whose code stays as it is."""
+    """In this context, each block of the model ends a stage, without changes to its code."""
 
     def mark(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
         out = call(*args, **kwargs)
@@ -54,7 +54,7 @@ def check_hugging_face(model: Any, kind: type) -> None:
         grads, losses = loop(one, batch)
         return state.apply_gradients(grads=grads), losses
 
-    # The gradient of a bias of keys is 0 but for rounding, as softmax does not see it.
+    # Softmax cancels the bias of keys, so the gradient of that bias is only rounding error.
     assert_same_training(step, state, make_batch(vocabulary=16), tolerance=1e-3)
 
 

@@ -1,4 +1,4 @@
-"""Flax linen's modules and training state, as docs/compatibility.md has them."""
+"""Flax linen's modules and training state, as listed in docs/compatibility.md."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_linen_logical_partitioning() -> None:
 
 
 def test_linen_dynamic_loss_scale() -> None:
-    """The first steps overflow: their gradients are dropped and the scale is halved."""
+    """The first steps overflow, so their gradients are dropped and the scale is halved."""
 
     class Half(nn.Module):
         @nn.compact

@@ -1,4 +1,4 @@
-"""Flax NNX's modules and optimizers, as docs/compatibility.md has them."""
+"""Flax NNX's modules and optimizers, as listed in docs/compatibility.md."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class NnxStack(nnx.Module):
 
 
 def nnx_step(graph: Any, wrt: Any = nnx.Param, copy: bool = False) -> Step:
-    """State is what `nnx.split` gives of model and optimizer."""
+    """A step whose state is `nnx.split` of the model and the optimizer."""
 
     def step(loop: Loop, state: Any, batch: Any) -> Any:
         model, optimizer = nnx.merge(graph, state)
@@ -81,7 +81,7 @@ def test_nnx_split_and_merge() -> None:
 
 
 def test_nnx_dropout_and_batch_statistics() -> None:
-    """What a microbatch changes in the model is a result of the loop."""
+    """The loop returns the variables of the model that a microbatch changes."""
 
     class Changing(nnx.Module):
         def __init__(self, rngs: nnx.Rngs):

@@ -1,4 +1,4 @@
-"""Optax' optimizers, as docs/compatibility.md has them."""
+"""Optax's optimizers, as listed in docs/compatibility.md."""
 
 from __future__ import annotations
 

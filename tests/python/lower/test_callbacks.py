@@ -1,4 +1,4 @@
-"""Callbacks into Python from tasks: what they see, how often, and what they break."""
+"""Callbacks into Python from tasks: what they see, how often they run, and how they fail."""
 
 import pathlib
 
@@ -23,7 +23,7 @@ def _batch():
 
 
 def _run(mesh, between, schedule=None, plain=False):
-    """A step whose second stage begins with `between(x)`; (summed loss, gradients)."""
+    """Runs a step whose second stage begins with `between(x)`; returns (loss, gradients)."""
 
     def loss(ws, x):
         x = jaxpp.mark_stage_end(jnp.tanh(x @ ws[0]))
@@ -44,7 +44,7 @@ def _run(mesh, between, schedule=None, plain=False):
 
 
 def _looking(look):
-    """A `between` that calls `look(x)` and changes nothing."""
+    """A `between` that calls `look(x)` and returns x unchanged."""
 
     def between(x):
         jax.debug.callback(look, x)
@@ -154,7 +154,7 @@ def test_what_a_callback_keeps_stays_as_it_was(mesh2):
     kept = []
 
     _run(mesh2, _looking(lambda x: kept.append(x)))
-    _run(mesh2, lambda x: x + 1)  # uses the same memory again
+    _run(mesh2, lambda x: x + 1)  # reuses the memory
     np.testing.assert_allclose(np.asarray(kept), _first_stage(), rtol=1e-6)
 
 

@@ -1,4 +1,4 @@
-"""Compiled tasks on disk: another process finds them, and nothing wrong is found."""
+"""Compiled tasks on disk: another process loads them, and never a damaged or a wrong one."""
 
 import os
 import pathlib
@@ -36,7 +36,7 @@ STEP = textwrap.dedent("""
 """)
 
 
-# JAX's own rule for what it keeps, whatever conftest.py has set.
+# JAX's default minimum, which conftest.py overrides.
 JAX_KEEPS = {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "1"}
 
 
@@ -62,14 +62,14 @@ def _done(folder, script, **environment):
 
 
 def _files(folder):
-    """Ours, with what changes when one is written again."""
+    """JaxPP's files by name, with their inodes, which change when a file is rewritten."""
     return {p.name: p.stat().st_ino for p in pathlib.Path(folder).glob("jaxpp-*")}
 
 
 def test_another_process_loads_what_the_first_compiled(tmp_path):
     first = _run(tmp_path)
     found = _files(tmp_path)
-    assert len(found) >= 4  # two forwards, two backwards
+    assert len(found) >= 4  # two forward and two backward tasks
     assert _run(tmp_path) == first
     assert _files(tmp_path) == found
 
@@ -120,7 +120,7 @@ def test_a_damaged_file_is_compiled_again(mesh2, cache):
 
 
 def test_a_file_copied_over_another_is_compiled_again(mesh2, cache):
-    """Its bytes are sound, but they are another task's."""
+    """The copied file is valid, but belongs to another task."""
     _double(mesh2, times=2)
     of_two = set(_files(cache))
     _double(mesh2, times=3)
@@ -150,7 +150,7 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
 
 
 def test_a_full_disk_is_one_warning(tmp_path):
-    """As far as a process can tell: no file may have more than 1000 bytes."""
+    """A limit of 1000 bytes per file stands in for a full disk."""
     cache, dump = tmp_path / "cache", tmp_path / "dump"
     warn = "import warnings; warnings.simplefilter('always')\n"
     done = _done(cache, FULL + warn + STEP, JPP_DUMP=str(dump))
@@ -159,11 +159,11 @@ def test_a_full_disk_is_one_warning(tmp_path):
     assert len(warned) == 2, done.stderr
     assert "cannot write compiled tasks" in warned[0]
     assert "JPP_DUMP" in warned[1] and "File too large" in warned[1]
-    assert not _files(cache)  # no part of one either
+    assert not _files(cache)  # no partial file is left either
 
 
 def test_a_task_with_a_callback_is_not_kept(mesh2, cache):
-    """Its code names an address of this process."""
+    """Its code contains an address that is valid only in this process."""
     seen = []
 
     def between(x):

@@ -1,4 +1,4 @@
-"""`Auto`: measures the stages, finds a schedule under a limit, runs it."""
+"""`Auto` measures the stages, finds a schedule within a memory limit and runs it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ UNEVEN = [1, 1, 2, 3]  # layers of each stage
 
 @pytest.fixture
 def searches(monkeypatch: Any) -> list[int]:
-    """How often a search began: an entry each."""
+    """A list that gets an entry whenever a search begins."""
     seen: list[int] = []
     search = jaxpp.Auto.limits
 
@@ -51,7 +51,8 @@ def test_an_uneven_model_trains_to_the_same_numbers(microbatches: int, any_mesh2
     assert found is not None
     assert found.schedule.sizes() == (4, 2, microbatches)
     assert len(found.costs) == 4
-    # Tasks this short may be noted with their neighbours: only the sum is sure to be seen.
+    # The times of tasks this short may be attributed to their neighbours; only the sum is
+    # certain to be positive.
     assert sum(map(sum, found.costs)) > 0
     assert found.bound <= found.makespan * (1 + 1e-9)
     assert found.makespan <= found.built_in_makespan
@@ -65,7 +66,7 @@ def test_an_uneven_model_trains_to_the_same_numbers(microbatches: int, any_mesh2
 
 def test_equal_stages_are_measured_together() -> None:
     auto = jaxpp.Auto(seconds=0.1)
-    step_of(auto)(m.params(4), m.batch(4))  # the first and the last stage have other tasks
+    step_of(auto)(m.params(4), m.batch(4))  # first and last stage have different tasks
     found = auto.found
     assert found is not None
     assert found.costs[1] == found.costs[2] and found.spreads[1] == found.spreads[2]
@@ -124,10 +125,10 @@ def test_the_same_shapes_are_searched_once(searches: list[int], monkeypatch: Any
     step(*args)
     found = auto.found
     ws, _ = step(*args)
-    step(ws, args[1])  # arrays of the pipeline
+    step(ws, args[1])  # with arrays that a step returned
     assert len(searches) == 1
     assert auto.found is found
-    step.trace_and_place(*args)  # traces again: known
+    step.trace_and_place(*args)  # traces again, but reuses the search
     assert auto.found is found
     step(args[0], m.batch(6))
     assert auto.found is not found
@@ -185,7 +186,7 @@ def test_what_is_no_limit_is_refused() -> None:
 
 @pytest.mark.parametrize("impl", ["threefry2x32", "rbg"])
 def test_measured_before_there_are_arrays(impl: str) -> None:
-    """Shapes of arrays and of PRNG keys are enough to measure a step with dropout."""
+    """The shapes of arrays and PRNG keys suffice to measure a step with dropout."""
 
     def loss(ws: Any, x: Any, key: Any) -> Any:
         for w in ws:

@@ -1,5 +1,5 @@
-"""Which result of a step is which argument of the next one, and that it is left where that
-argument is needed."""
+"""How results of a step are matched to arguments of the next step, and that each result is left
+where that argument is needed."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ def found(args: tuple[Any, ...], result: Any, donated: tuple[int, ...] = ()) -> 
         ((STATE, C), (0,), (STATE, C), [0, 1, NO]),
         ((STATE, C), (), (STATE, C), [0, 1, NO]),
         ((STATE, C), (), {"loss": C, "params": STATE}, [NO, 0, 1]),
-        ((STATE, C), (), STATE, [0, 1]),  # all of the result
+        ((STATE, C), (), STATE, [0, 1]),  # the state is the whole result
         ((A, C), (0,), (A, C), [0, NO]),
-        ((A, C), (), (A, C), [NO, NO]),  # not donated: may be a batch
+        ((A, C), (), (A, C), [NO, NO]),  # arguments that are not donated may be batches
         ((STATE, STATE), (), (STATE, STATE), [0, 1, 2, 3]),
-        ((STATE, STATE), (1,), (STATE, A), [2, 3, NO]),  # the donated one comes first
+        ((STATE, STATE), (1,), (STATE, A), [2, 3, NO]),  # a donated argument is preferred
         ((STATE,), (0,), ({"w": HALF, "n": B}, {"v": A, "n": B}), [NO] * 4),
         ((), (), (A,), [NO]),
         ((STATE,), (0,), None, []),

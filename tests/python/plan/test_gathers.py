@@ -1,5 +1,5 @@
-"""Activations stay sharded over the devices of a rank: a task gathers nothing that plain
-`jax.jit` of it, told only how its arguments are sharded, does not gather."""
+"""Activations stay sharded over the devices of a rank: a task gathers no more than `jax.jit` of
+the same function does when only the shardings of its arguments are given."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _GATHER = re.compile(r"= \w+\[([\d,]*)\]\S* all-gather(?:-start)?\(")
 
 
 def gathered(function: Any, structs: list[Any], ins: list[Any], outs: list[Any] | None) -> int:
-    """Elements that all-gathers of the compiled function make, in loops once."""
+    """The elements that the compiled function's all-gathers produce; loops count once."""
     options = {} if outs is None else {"out_shardings": outs}
     jitted = jax.jit(function, keep_unused=True, in_shardings=tuple(ins), **options)
     text = jitted.lower(*structs).compile(COMPILE_FASTER).as_text()
@@ -36,7 +36,7 @@ def gathered(function: Any, structs: list[Any], ins: list[Any], outs: list[Any] 
 
 
 def check_tasks(traced: Traced) -> int:
-    """How many tasks were compared."""
+    """Compares the loop's tasks with plain jit; returns the number of tasks."""
     lowerer = TaskLowerer(traced.graph, traced.staged, traced.mesh, traced.specs, "cpu")
     mesh = traced.mesh.unstack[0]
     count = 0
@@ -59,7 +59,7 @@ def check_tasks(traced: Traced) -> int:
 
 
 def cases(axes: dict[str, int]) -> Iterator[Case]:
-    """Models for two ranks with these axes, which say nothing of activations and results."""
+    """Models for two ranks with these axes that constrain no activations or results."""
     for seed in itertools.count():
         case = make_case(seed)
         given = {"constraints", "explicit axes", "left"} & set(case.options)
@@ -68,8 +68,8 @@ def cases(axes: dict[str, int]) -> Iterator[Case]:
 
 
 def specs_of(case: Case) -> Any:
-    """The batch over "data", matrices over "model" where there is one: what is sharded over the
-    axis of the batch is gathered to be used."""
+    """Shards the batch over "data" and matrices over "model" if there is one. No weight is
+    sharded over "data": it would be gathered before use."""
 
     def of_weight(leaf: Any) -> PartitionSpec:
         tensor_parallel = "model" in case.axes and np.ndim(leaf) > 1
@@ -99,7 +99,7 @@ def gated_layer(x: Any, p: Any) -> tuple[Any, None]:
 
 @pytest.mark.parametrize("axes", [{"data": 2}, {"data": 2, "model": 2}], ids=["2x2", "2x(2,2)"])
 def test_a_scan_over_gated_layers_keeps_its_residuals_sharded(axes: dict[str, int]) -> None:
-    """Residuals that only the gradients of weights use, in a loop behind an embedding."""
+    """Only weight gradients use these residuals, in a scan that follows an embedding."""
     mesh = mesh_of(2, axes)
     layers, vocabulary, width, hidden = 3, 32, 16, 64
     keys = iter(jax.random.split(jax.random.key(0), 20))

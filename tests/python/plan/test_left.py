@@ -1,4 +1,4 @@
-"""Results are left on the ranks that their shardings name, and made there if they can be."""
+"""Results are left on the ranks that their shardings name, and computed there if possible."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OPTIMIZER = optax.adam(1e-2)
 
 
 def listed(key: Any) -> Any:
-    """A weight a stage, the last one that of the first."""
+    """One weight per stage; the last stage reuses the weight of the first."""
     weights = [jax.random.normal(k, (WIDTH, WIDTH)) for k in jax.random.split(key, STAGES - 1)]
     return weights, OPTIMIZER.init(weights)
 
@@ -70,7 +70,7 @@ def ranks_of(tree: Any) -> list[tuple[int, ...]]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_weights_are_made_on_the_ranks_that_take_them(kind: str, any_mesh4: Any) -> None:
-    """Of shapes alone it is known where they belong: no rank ever has all of them."""
+    """The placement follows from shapes alone, so no rank ever holds all weights."""
     init, loss = KINDS[kind]
     key = jax.random.key(0)
     step = train_step(loss, any_mesh4)
@@ -127,7 +127,7 @@ def test_a_sharding_that_names_no_ranks_leaves_them_open(any_mesh4: Any) -> None
 
 
 def test_steps_follow_each_other_wherever_results_are_left(any_mesh2: Any) -> None:
-    """The next step takes its arguments to where it needs them."""
+    """The next step moves its arguments to the ranks that need them."""
     swapped = [jaxpp.MpmdSharding(any_mesh2, (rank,), P()) for rank in (1, 0)]
 
     def loss(weights: Any, x: Any) -> Any:

@@ -1,4 +1,4 @@
-"""`memory_limit=`: what a step keeps on a rank, and plans that keep too much."""
+"""`memory_limit=`: how much memory a step needs on each rank, and plans that need too much."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_by_yield_takes_a_limit() -> None:
 def test_the_command_says_what_the_run_proved(
     axes: dict[str, int], command: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of ranks of several devices too: the dump says how values are cut."""
+    """The command proves the same from the dump, also when values are sharded over devices."""
     monkeypatch.setenv("JPP_DUMP", str(tmp_path))
     mesh = mesh_of(2, axes, sharing=1)
     whole = P("data") if axes else P()

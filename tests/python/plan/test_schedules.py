@@ -1,4 +1,4 @@
-"""Every built-in schedule trains a model to the numbers of plain JAX."""
+"""Every built-in schedule trains a model to the same numbers as plain JAX."""
 
 import pytest
 
@@ -15,7 +15,7 @@ SEVERAL = [info for info in BUILT_IN if info.stages_a_rank != 1]
 
 @pytest.mark.parametrize("info", BUILT_IN, ids=lambda info: info.name)
 def test_every_schedule_has_its_class(info):
-    """What the table of src/schedule/builtin/build.c says, Python has."""
+    """Python has a class for every row of the table in src/schedule/builtin/build.c."""
     row, name = f"the row {info.name!r} of src/schedule/builtin/build.c", info.class_name
     found = getattr(schedules, name, None)
     assert found, f"{row}: there is no class {name} in python/jaxpp/schedules.py"
@@ -116,7 +116,7 @@ def test_tasks_as_scripts_make_them():
 
 
 class InTurn(jaxpp.InterleavedBaseSchedule):
-    """GPipe, as one would write it with the names of the base class."""
+    """GPipe, as a user would write it with the methods of the base class."""
 
     def tasks(self, n_mubatches):
         rows = [[] for _ in range(self.mpmd_dim)]
@@ -133,7 +133,7 @@ def test_a_schedule_of_ones_own_with_several_stages_a_rank(any_mesh2):
 
 
 class Own(jaxpp.Interleaved1F1B):
-    """A user's subclass of a built-in schedule, which may have parameters of its own."""
+    """A user's subclass of a built-in schedule, with parameters of its own."""
 
 
 def test_schedules_of_the_same_parameters_are_equal(tmp_path):

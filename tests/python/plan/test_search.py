@@ -1,4 +1,4 @@
-"""Schedules that are searched for or read from files: what ends them, what is refused."""
+"""Schedules that are searched for or read from files: when the search ends, what is refused."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Checkpoints of orbax's in jobs of several processes (checkpoint_jobs.py): each process saves
-what its ranks have, and any number of processes and ranks goes on from that, with the losses of
-a training that was not interrupted.
+"""Orbax checkpoints in jobs of several processes (checkpoint_jobs.py): each process saves what
+its ranks hold, and jobs with any number of processes and ranks can resume, with the same losses
+as an uninterrupted training.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from locations import ROOT
 from trainings import described
 
 EXAMPLE = ROOT / "examples" / "processes.py"
-LIMIT = 120  # seconds, so that a hang fails
+LIMIT = 120  # seconds; only to make a hang fail
 
 Launch = Callable[..., set[str]]
 
@@ -43,7 +43,7 @@ def launch(command: str, tmp_path: pathlib.Path) -> Launch:
 
 
 def output_of(launch: list[str], script: list[str]) -> set[str]:
-    """The lines that the processes of a job print, without their numbers."""
+    """The lines that the processes of a job print, without the prefix of the process."""
     done = subprocess.run(
         [*launch, "--", sys.executable, "-W", "ignore", *script],
         stdout=subprocess.PIPE,
@@ -62,14 +62,14 @@ def mesh_for(ranks: int, width: int) -> Any:
 
 @functools.cache
 def saved_state() -> Any:
-    """What two ranks have trained before the checkpoint, in one process."""
+    """The state that two ranks in one process have when the checkpoint is saved."""
     step, state, _ = jobs.step_on(mesh_for(2, 1))
     *_, (_, trained, _) = jobs.train(step, state, range(1, jobs.SAVED + 1))
     return jax.tree.map(np.array, trained)
 
 
 def goes_on(state: Any, ranks: int, width: int = 1, stages_per_rank: int = 1) -> set[str]:
-    """What a training prints that has a state after the steps before the checkpoint."""
+    """The lines that a training prints when it resumes from `state` after the checkpoint."""
     step, _, _ = jobs.step_on(mesh_for(ranks, width), stages_per_rank)
     steps = list(jobs.train(step, state, range(jobs.SAVED + 1, jobs.STEPS + 1)))
     losses = {line for _, _, lines in steps for line in lines}
@@ -81,7 +81,7 @@ def bits(tree: Any) -> list[bytes]:
 
 
 def restored_here(folder: pathlib.Path) -> Any:
-    """What orbax restores in a process of its own, without a pipeline."""
+    """The state that orbax restores onto one device of this process, without a pipeline."""
     device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     shardings = jax.tree.map(lambda _: device, saved_state())
     structs = jobs.structs_of(saved_state(), shardings)
@@ -97,7 +97,7 @@ def test_two_processes_save_and_four_go_on(launch: Launch, tmp_path: pathlib.Pat
 
 
 def test_a_resumed_job_goes_on_as_the_straight_one(launch: Launch) -> None:
-    """Four ranks, two of which hold the shared matrix, clip by the norm of all gradients."""
+    """Two of four ranks hold the shared matrix. Gradients are clipped by the global norm."""
     launch("save", 2, 2, 4)
     step, state, _ = jobs.step_on(mesh_for(4, 1))
     steps = list(jobs.train(step, state, range(1, jobs.STEPS + 1)))
@@ -108,7 +108,7 @@ def test_a_resumed_job_goes_on_as_the_straight_one(launch: Launch) -> None:
 
 @pytest.mark.soak
 def test_keys_are_saved_as_keys(launch: Launch, tmp_path: pathlib.Path) -> None:
-    """A key that all ranks have, and many that one has: here, and in other processes."""
+    """Keys held by all ranks and by one rank are restored here and in a job."""
     launch("save_keys", 2, 1, 2)
     step, state, shardings = jobs.dropout_on(mesh_for(2, 1))
     *_, (_, trained, _) = jobs.train(step, state, range(1, jobs.SAVED + 1))
@@ -127,7 +127,7 @@ def test_keys_are_saved_as_keys(launch: Launch, tmp_path: pathlib.Path) -> None:
 
 
 def test_a_process_that_is_killed_while_it_saves(launch: Launch) -> None:
-    """The others have written what they have of that step; all go on from the one before."""
+    """The others have saved their part of that step, but all resume from the one before."""
     lines = launch("killed", 2, 1, 2, "--restarts", "1")
     step, state, _ = jobs.step_on(mesh_for(2, 1))
     first = {
@@ -153,7 +153,7 @@ def test_others_go_on(launch: Launch, processes: int, devices: int, ranks: int) 
 def test_ranks_of_several_devices_and_stages_save(
     launch: Launch, tmp_path: pathlib.Path, job: str
 ) -> None:
-    """One process goes on from shards, and from rows that lie on the ranks in turns."""
+    """One process restores what several saved: shards, or rows that alternate between ranks."""
     devices = 2 if job == "save" else 1
     launch(job, 2, devices, 2)
     restored = restored_here(tmp_path / "checkpoints")
@@ -172,7 +172,7 @@ def test_ways_of_orbax(launch: Launch, ranks: int) -> None:
 
 
 def test_a_job_that_is_preempted_goes_on(command: str, tmp_path: pathlib.Path) -> None:
-    """SIGTERM to the launcher, or to one process alone: all save the same step and end."""
+    """After SIGTERM to the launcher or to a single process, all save the same step and exit."""
     script = [str(EXAMPLE), "--folder", str(tmp_path), "--steps=60"]
     launch = [command, "launch", "-n", "2", "--", sys.executable, "-W", "ignore", *script]
     environment = {**os.environ, "JPP_ADDRESS": "127.0.0.1"}
@@ -195,12 +195,12 @@ def test_a_job_that_is_preempted_goes_on(command: str, tmp_path: pathlib.Path) -
         saved = re.findall(r"^\[\d\] is to end, and has saved step (\d+)$", output, re.M)
         assert len(saved) == 2 and saved[0] == saved[1], output
         steps += [int(number) for number in re.findall(r"\] step +(\d+) ", output)]
-        assert steps == list(range(1, int(saved[0]) + 1))  # none twice, none missing
+        assert steps == list(range(1, int(saved[0]) + 1))  # no step is repeated or missing
     assert int(saved[0]) < 60
 
 
 def processes_with(*arguments: str) -> list[int]:
-    """Processes of Python with all of these in their command lines."""
+    """Ids of the processes, except launchers, whose command lines contain all arguments."""
     found = []
     for file in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
@@ -212,7 +212,7 @@ def processes_with(*arguments: str) -> list[int]:
 
 @pytest.mark.soak
 def test_the_example_goes_on_with_the_same_losses(command: str, tmp_path: pathlib.Path) -> None:
-    """Steps that were made twice have one line."""
+    """Steps that ran both before and after the restart print the same line."""
     script = [str(EXAMPLE), "--folder", str(tmp_path), "--fail-at=5"]
     lines = output_of([command, "launch", "-n", "2", "--restarts", "1"], script)
     losses = [line for line in lines if line.startswith("step")]

@@ -1,5 +1,5 @@
-"""Some of the faults of faults.py, one for each promise: a job ends in seconds, with the right
-process named, whatever its processes are doing and however it was started."""
+"""A selection of the faults of faults.py: a job ends within seconds and names the process that
+failed, whatever its processes are doing and however it was started."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""Processes on several hosts: network namespaces of this machine, joined by a cable that can
-be slow and can be cut.
+"""Processes on several hosts, simulated by network namespaces that a virtual cable connects.
 
-A namespace is made by the test and goes with it. That takes root and the commands ip and tc;
-where one is missing the tests are skipped, which says so.
+The tests can slow the cable down and cut it. They create and delete the namespaces, which needs
+root and the commands ip and tc; they are skipped where one of these is missing.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ def _ip(*words: str) -> None:
 
 @dataclasses.dataclass
 class Hosts:
-    """Two of them, with an address and an end of the cable each."""
+    """Two hosts, each with an address and one end of the cable."""
 
     names: list[str]
     addresses: list[str]
@@ -50,8 +49,8 @@ class Hosts:
         _ip("-n", self.names[0], "link", "set", self.names[0], "down")
 
     def start(self, job: str, mark: str, **environment: str) -> list[subprocess.Popen[str]]:
-        """A launcher on each host with a process of the job. Data go by TCP: between hosts of
-        one machine UCX would share memory."""
+        """Starts a launcher with one process on each host. UCX must use TCP: otherwise it would
+        notice that the hosts are the same machine and use shared memory."""
         started = []
         for node, name in enumerate(self.names):
             launch = [jaxpp_command(), "launch", "-n", "1", "--nodes", "2", "--node", str(node)]
@@ -97,7 +96,7 @@ def hosts() -> Iterator[Hosts]:
 
 
 def outputs(processes: list[subprocess.Popen[str]]) -> list[str]:
-    """Nothing is left of them, whatever comes."""
+    """The outputs of the processes, which have ended or been killed when this returns."""
     until = time.monotonic() + LIMIT
     try:
         found = [p.communicate(timeout=max(1, until - time.monotonic()))[0] for p in processes]

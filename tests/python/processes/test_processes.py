@@ -1,7 +1,7 @@
-"""Steps over several processes, which `jaxpp launch` starts (jobs.py): they train exactly as
-one process does, and a failure in one ends all.
+"""Steps over several processes that `jaxpp launch` starts (jobs.py): they train exactly as in
+one process, and a failure in one process ends all.
 
-Time limits are there only so that a hang fails.
+Time limits exist only to make hangs fail.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ def run_job(
     *flags: str,
     interrupt: bool = False,
 ) -> tuple[int, Lines, str]:
-    """Exit status, lines of each process, the launcher's own; no process is left."""
+    """Runs a job and checks that no process is left. Returns the exit status, the lines of each
+    process and the launcher's own output."""
     mark = str(folder)
     script = [sys.executable, "-W", "ignore", jobs.__file__, job, str(devices), mark]
     launcher = subprocess.Popen(
@@ -51,7 +52,7 @@ def run_job(
         env={**os.environ, "JPP_ADDRESS": "127.0.0.1"},
     )
     before = ""
-    if interrupt:  # when one has said that it is on the way
+    if interrupt:  # once a process has reported that it is training
         assert launcher.stdout is not None
         before = launcher.stdout.readline()
         launcher.send_signal(signal.SIGINT)
@@ -75,7 +76,7 @@ def launch(command: str, tmp_path: pathlib.Path) -> Launch:
     return functools.partial(run_job, command, tmp_path)
 
 
-# Jobs that succeed, by the devices of a process; two processes do one after the other.
+# Jobs that succeed, by devices per process; one launch of two processes runs them in turn.
 TOGETHER = {
     1: ["train2", "types", "by_hand", "resharded", "saved", "left", "traced", "profiled"],
     2: ["train2", "types", "by_hand", "resharded", "saved", "left"],
@@ -102,7 +103,7 @@ def together(command: str, tmp_path_factory: pytest.TempPathFactory) -> Together
         return folder, found
 
     def run(devices: int, job: str) -> tuple[pathlib.Path, Lines]:
-        """Where it wrote its files, and its lines."""
+        """The folder with the job's files, and the job's output."""
         folder, found = run_all(devices)
         return folder, found[job]
 
@@ -110,7 +111,7 @@ def together(command: str, tmp_path_factory: pytest.TempPathFactory) -> Together
 
 
 def error_of(lines: list[str]) -> str:
-    """The one JaxppError that a process ended with."""
+    """The message of the only JaxppError in a process' output."""
     errors = [line for line in lines if re.match(r"jaxpp\.Jaxpp\w*Error: ", line)]
     assert len(errors) == 1, lines
     return errors[0].partition(": ")[2]
@@ -126,7 +127,7 @@ def error_of(lines: list[str]) -> str:
 def test_trains_as_one_process_does(
     launch: Launch, together: Together, processes: int, devices: int, ranks: int
 ) -> None:
-    """Losses, parameters and state bit for bit, of tied weights both copies."""
+    """Losses, parameters, state and both copies of tied weights are bitwise equal."""
     if processes == ranks == 2:
         _, lines = together(devices, "train2")
     else:
@@ -144,7 +145,7 @@ def test_trains_as_one_process_does(
 
 @pytest.mark.parametrize("devices", [1, 2])
 def test_values_of_every_type_arrive(together: Together, devices: int) -> None:
-    """Also those that devices pack and the wire does not."""
+    """This includes types that are packed on devices but not on the wire."""
     _, lines = together(devices, "types")
     mesh = mesh_of(2, {} if devices == 1 else {"model": devices})
     assert lines[1] == list(trainings.sums_of_types(mesh))
@@ -154,7 +155,7 @@ def test_values_of_every_type_arrive(together: Together, devices: int) -> None:
 @pytest.mark.parametrize("devices", [1, 2])
 def test_arrays_of_a_mesh_of_all_processes(together: Together, devices: int) -> None:
     _, lines = together(devices, "resharded")
-    assert [lines[process][-1] for process in (0, 1)] == ["resharded"] * 2  # behind Gloo's
+    assert [lines[process][-1] for process in (0, 1)] == ["resharded"] * 2  # Gloo prints first
 
 
 @pytest.mark.parametrize("devices", [1, 2])
@@ -166,7 +167,7 @@ def test_programs_written_by_hand(together: Together, devices: int) -> None:
 
 
 def test_stages_that_lay_values_out_differently(launch: Launch) -> None:
-    """Also over another number of shards: 4 to 2 and 2 to 4."""
+    """Values also change their number of shards: 4 to 2 and 2 to 4."""
     result, lines, _ = launch(2, 4, "relay_out")
     assert result == 0, lines
     expected = list(trainings.relaid(mesh_of(2, {"data": 2, "model": 2})))
@@ -176,7 +177,7 @@ def test_stages_that_lay_values_out_differently(launch: Launch) -> None:
 
 @pytest.mark.parametrize("devices", [1, 2])
 def test_a_plan_file_of_a_job(together: Together, devices: int, tmp_path: pathlib.Path) -> None:
-    """Each process' file is the whole step, for the job and for one process alone."""
+    """Each process saves the whole step, which can be loaded by a job or by one process."""
     folder, lines = together(devices, "saved")
     mesh = mesh_of(2, {} if devices == 1 else {"model": devices})
     (tmp_path / "alone").mkdir()
@@ -189,7 +190,7 @@ def test_a_plan_file_of_a_job(together: Together, devices: int, tmp_path: pathli
 
 
 def test_a_timeline_of_a_job(together: Together, command: str, tmp_path: pathlib.Path) -> None:
-    """`jaxpp plot` joins the processes' traces."""
+    """`jaxpp plot` merges the traces of the processes."""
     folder, _ = together(1, "traced")
     parts = sorted(folder.glob("trace-*.json"))
     joined = tmp_path / "joined.json"
@@ -202,7 +203,7 @@ def test_a_timeline_of_a_job(together: Together, command: str, tmp_path: pathlib
 
 
 def test_profiles_of_a_job(together: Together) -> None:
-    """On one host each process has a file of its own."""
+    """Processes on the same host write separate files."""
     folder, _ = together(1, "profiled")
     found = sorted(folder.rglob("*.xplane.pb"))
     folders = [file.relative_to(folder).parts[0] for file in found]
@@ -227,7 +228,7 @@ def test_a_killed_process_ends_all(launch: Launch) -> None:
 def test_a_task_that_hangs_is_named_by_all(
     launch: Launch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not whoever is the first to have waited for long enough."""
+    """All name the rank that hangs, not a rank that waits for it."""
     monkeypatch.setenv("JPP_STEP_TIMEOUT", "3")
     monkeypatch.setenv("JPP_PEER_TIMEOUT", "5")
     result, lines, own = launch(3, 1, "hanging")
@@ -243,7 +244,7 @@ def test_a_task_that_hangs_is_named_by_all(
 
 
 def test_a_long_task_is_no_silence(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The CPU plugin runs it in the thread that issues it."""
+    """The CPU plugin runs the task in the issuing thread, but heartbeats continue."""
     monkeypatch.setenv("JPP_PEER_TIMEOUT", "1")
     result, lines, _ = launch(3, 1, "slow_task")
     assert result == 0, lines
@@ -272,7 +273,7 @@ def test_a_stopped_process_ends_all(
     error = error_of(lines[1])
     assert "process 2 at 127.0.0.1 (host " in error
     assert "it has sent nothing for 1.5 s: it was stopped" in error
-    assert "process 2 at 127.0.0.1 (host " in error_of(lines[0])  # which it never waited for
+    assert "process 2 at 127.0.0.1 (host " in error_of(lines[0])  # receives nothing from it
     told = subprocess.run(
         [command, "flight", str(flight)], capture_output=True, text=True, check=True
     ).stdout
@@ -313,7 +314,7 @@ def test_restart_after_a_failure(launch: Launch) -> None:
     result, lines, own = launch(2, 1, "killed_once", "--restarts", "1")
     assert result == 0, lines
     assert own.endswith("starting all processes again (1 of 1)\n")
-    assert "jaxpp.JaxppError" in " ".join(lines[0])  # of the first run
+    assert "jaxpp.JaxppError" in " ".join(lines[0])  # from the first run
     expected = set(trainings.train("mlp", mesh_of(2, {})))
     assert expected <= {*lines[0], *lines[1]}
 
@@ -373,7 +374,7 @@ def test_a_rank_in_two_processes(launch: Launch) -> None:
 def test_what_the_processes_of_a_rank_know(
     launch: Launch, nodes_plugin: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each of four has a device of one rank of two: its own device first, the others by id."""
+    """Four processes have one device each, on two ranks; each numbers its own device first."""
     monkeypatch.setenv("NODES_PLUGIN", nodes_plugin)
     result, lines, _ = launch(4, 1, "nodes_of_a_rank")
     assert result == 1

@@ -1,4 +1,4 @@
-"""The figures of docs/at_scale.md are those that its command makes."""
+"""The figures in docs/at_scale.md are the output of the command shown there."""
 
 import os
 import pathlib

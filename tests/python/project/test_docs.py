@@ -1,4 +1,4 @@
-"""What the documentation names exists, its links resolve, and its picture is the command's."""
+"""Names in the documentation exist, links resolve, and its picture is the command's output."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def project() -> check_docs.Project:
         ("    jaxpp schedule gone", "no command jaxpp schedule"),
         ("`jaxpp plan FILE --gone`", "no flag --gone of jaxpp plan"),
         ("`JPP_GONE`", "no symbol JPP_GONE"),
-        ("`JPP_OK=1`", "no variable JPP_OK"),  # a symbol, but no environment variable
+        ("`JPP_OK=1`", "no variable JPP_OK"),  # a symbol, not an environment variable
         ("`jpp_gone()`", "no symbol jpp_gone"),
         ("`jpp_gone_...`", "no symbol jpp_gone_"),
         ("`kGone`", "no symbol kGone"),

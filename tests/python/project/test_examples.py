@@ -1,4 +1,4 @@
-"""The scripts of examples/ in small sizes, each as a user runs it, in a process of its own."""
+"""The scripts in examples/ in small sizes, each run in a subprocess, as a user would."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import pytest
 from locations import ROOT, faster_environment
 
 EXAMPLES = ROOT / "examples"
-LIMIT = 600  # seconds; only so that a hang fails
+LIMIT = 600  # seconds; only to make a hang fail
 
 SMALL_GPT2 = [
     *("--layers-per-stage=1", "--num-ubatches=2", "--global-batch=8", "--seq-len=8"),
@@ -45,7 +45,7 @@ def output_of(folder: pathlib.Path, script: str, *flags: str) -> str:
 
 
 def losses_of(output: str, line: str) -> list[float]:
-    """What stands behind the pattern `line`, which are falling numbers."""
+    """The losses that follow matches of `line`, which must decrease."""
     losses = [float(x) for x in re.findall(rf"^{line}(\d+\.\d+) tokens/s=\d+$", output, re.M)]
     assert losses == sorted(losses, reverse=True), output
     return losses
@@ -129,7 +129,7 @@ def test_tutorial_trains_alike_three_times(form: str, tmp_path: pathlib.Path) ->
     )
     assert "rank 0: ['fwd_0__0', 'fwd_0__1', 'fwd_2__0', 'fwd_2__1', 'bwd_2__0'," in output
     assert "      task_name=fwd_0\n" in output
-    # The layers' ranks, with two layers a stage and then with one.
+    # The ranks of the layers, with two layers per stage and then with one.
     ranks = re.findall(r"layer_\d MpmdArray\(shape=\(16, 64\), .*mpmd_idxs=\((\d),\)", output)
     assert "".join(ranks) == "0011" + "0101"
     for label in ("pipeline", "interleaved"):
@@ -143,7 +143,7 @@ def test_tutorial_trains_alike_three_times(form: str, tmp_path: pathlib.Path) ->
 def test_named_axes_are_divided_as_the_shape_of_the_mesh_says(tmp_path: pathlib.Path) -> None:
     sizes = [*SMALL_GPT2, "--n-heads=4"]
     output = output_of(tmp_path, "named_axes.py", *sizes, "--train-steps=2", "--log-every=1")
-    # What a device has of a weight [embed, mlp] of 16 x 32.
+    # A device's shard of the 16 x 32 weight [embed, mlp].
     parts = re.findall(r"up \('embed', 'mlp'\): \(16, 32\), on a device (.*)", output)
     assert parts == ["(16, 8)", "(16, 32)", "(4, 32)", "(8, 16)"]  # TP, DP, FSDP, FSDP + TP
     for name in ("TP", "DP", "FSDP", r"FSDP \+ TP"):
@@ -185,7 +185,7 @@ def decoder(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def loss_of(decoder: ModuleType, **options: Any) -> float:
-    """Of weights and tokens that do not depend on the options."""
+    """The loss of weights and tokens that are the same for all options."""
     model = decoder.Decoder(
         **{"layers": 1, "d_model": 16, "n_heads": 4, "mlp_dim": 8, "vocab_size": 32},
         **{"seq_len": 8, **options},
@@ -218,15 +218,15 @@ def test_an_spmd_pipeline_loses_what_the_simulation_says(tmp_path: pathlib.Path)
     for label in ("plain", "spmd", "mpmd"):
         assert len(losses_of(output, rf"\[{label} \d{{4}}/0002\] loss=")) == 2
     lost = re.search(r"^for nobody +(\d+\.\d)% +(\d+\.\d)%$", output, re.M)
-    assert lost and lost[1] == "20.0"  # one turn of five
+    assert lost and lost[1] == "20.0"  # one of five turns is wasted
     assert float(lost[2]) == pytest.approx(20.0, abs=3)
     again = re.search(r"^computed again, .* (\d+\.\d)% +(\d+\.\d)%$", output, re.M)
-    assert again and again[1] == "25.0"  # a forward of four units
+    assert again and again[1] == "25.0"  # a recomputed forward takes one of four units
     assert 15 < float(again[2]) < 25
     assert output.endswith("losses of spmd and mpmd agree with those of plain JAX\n")
     picture = ElementTree.parse(tmp_path / "spmd-pipeline.svg")
     texts = [text.text for text in picture.iter("{http://www.w3.org/2000/svg}text")]
-    # A rank computes for nobody once on the way forward and once back; all else in both panels.
+    # A rank wastes one turn forward and one backward; other tasks are drawn in both panels.
     assert texts.count("Z") == 2 * 2
     assert texts.count("3") == 2 * 2 * 2
     assert "rank 1" in texts

@@ -1,5 +1,5 @@
-"""The blocks of docs/guide.md run, in order, as one script in a process of its own; so does the
-script of examples that docs/api.md shows."""
+"""The code blocks of docs/guide.md run in order as one script, and so do the examples of
+docs/api.md."""
 
 import pathlib
 import re

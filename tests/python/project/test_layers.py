@@ -1,4 +1,4 @@
-"""The folders of the package are layers: no module imports from a later layer."""
+"""The package's folders are layers: no module imports from a higher layer."""
 
 import ast
 import graphlib
@@ -8,7 +8,7 @@ import jaxpp.api
 
 ROOT = pathlib.Path(jaxpp.api.__file__).parent
 FOLDERS = ["trace", "plan", "lower", "client", "run", "remote"]
-# Modules of the package itself: those that all folders use, and those that users call.
+# Modules outside the folders: those that all folders use, and those that users call.
 FIRST = {"array", "devices", "errors", "job", "mesh", "operations", "placements", "schedules"}
 INTERNALS = "jax_internals"
 LAST = {
@@ -29,13 +29,13 @@ LAST = {
 def place(module: str) -> int:
     """The number of the layer of "jaxpp.folder.name" or "jaxpp.name"."""
     _, head, *_ = module.split(".")
-    if head in (INTERNALS, "_core"):  # before all of them
+    if head in (INTERNALS, "_core"):  # below all other layers
         return -1
     return FOLDERS.index(head) + 1 if head in FOLDERS else (len(FOLDERS) + 1) * (head in LAST)
 
 
 def imports(path: pathlib.Path) -> set[str]:
-    """The names that a module imports from the package, also those under TYPE_CHECKING."""
+    """The names that a module imports from the package, including under TYPE_CHECKING."""
     found = set()
     top = ast.parse(path.read_text()).body
     guarded = [node for test in top if isinstance(test, ast.If) for node in test.body]

@@ -1,4 +1,4 @@
-"""The version stands in meson.build; all others are made from it."""
+"""The version is defined in meson.build; all other places derive theirs from it."""
 
 import importlib.metadata
 import re

@@ -1,4 +1,4 @@
-"""A cluster of Ray's and a mesh of two workers, which the tests of a file share."""
+"""A Ray cluster and a mesh of two workers, shared by the tests of a file."""
 
 from __future__ import annotations
 

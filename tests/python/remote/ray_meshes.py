@@ -1,4 +1,4 @@
-"""Meshes of Ray's workers for the tests, a step to run on them, and waiting for their end."""
+"""Helpers for tests with Ray: meshes of workers, a step, and waiting for the workers' end."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import jaxpp.api as jaxpp
 import trainings
 
 LIMIT = 60  # seconds
-# Ray writes a token to the home folder if it is given none.
+# If Ray is not given a token, it writes one to the home folder.
 ENVIRONMENT = {
     "RAY_AUTH_TOKEN": secrets.token_hex(32),
     "RAY_USAGE_STATS_ENABLED": "0",

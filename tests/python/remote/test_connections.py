@@ -1,7 +1,7 @@
 """Connections between a controller and its workers: frames arrive unchanged, peers prove
 the token, and no call waits for a connection that has ended.
 
-Time limits are there only so that a hang fails.
+Time limits exist only to make hangs fail.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from jaxpp.remote.connections import Connection, Connections, Listener, connect,
 from jaxpp.remote.messages import Upload, pack, unpack
 
 LIMIT = 60  # seconds
-NAME = "jaxpp connections"  # of the threads
+NAME = "jaxpp connections"  # the threads' name
 HOST = "127.0.0.1"
 TOKEN = secrets.token_bytes(32)
 
 
 def pair() -> tuple[Connection, Connection]:
-    """The controller's end and the worker's."""
+    """The controller's and the worker's end of a connection."""
     listener = Listener(HOST, TOKEN)
     with ThreadPoolExecutor() as threads:
         accepted = threads.submit(listener.accept)
@@ -114,12 +114,12 @@ def test_a_head_that_is_too_long_is_refused_unread() -> None:
         there.receive()
 
 
-# --- Who comes in -------------------------------------------------------------------------
+# --- Authentication -----------------------------------------------------------------------
 
 
 def silent(end: socket.socket) -> None:
     assert len(end.recv(100)) == 32
-    assert end.recv(100) == b""  # until it is let go
+    assert end.recv(100) == b""  # the listener closes the connection
 
 
 def leaves(end: socket.socket) -> None:
@@ -131,7 +131,7 @@ def garbage(end: socket.socket) -> None:
 
 
 def echo(end: socket.socket) -> None:
-    """Sends back what it hears: the proof that it is asked for is not the one it is given."""
+    """Echoes what it receives: the listener's own proof must not be accepted as the peer's."""
     for _ in range(2):
         end.sendall(end.recv(32, socket.MSG_WAITALL))
     assert end.recv(100) == b""
@@ -158,7 +158,8 @@ def test_who_does_not_know_the_token_is_let_go(
 
 
 def test_connections_that_stay_silent_are_not_in_the_way() -> None:
-    """More of them than are heard at a time, each for much longer than the controller waits."""
+    """The listener handles fewer handshakes at a time than there are silent connections, but
+    the controller connects before any of them times out."""
     listener = Listener(HOST, TOKEN)
     with contextlib.ExitStack() as opened, ThreadPoolExecutor() as threads:
         accepted = threads.submit(listener.accept)
@@ -229,7 +230,7 @@ def test_nobody_waits_for_a_line_that_has_ended(last: bytes) -> None:
         there.shut()
         assert waiting.result(LIMIT) is False
     assert ours.ended == [1]
-    ours.send({0: (["more"], []), 1: (["more"], [])})  # is no error
+    ours.send({0: (["more"], []), 1: (["more"], [])})  # does not raise
     ours.end()
 
 

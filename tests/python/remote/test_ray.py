@@ -1,6 +1,6 @@
 """A mesh of workers that Ray starts trains exactly as one process does.
 
-Time limits are there only so that a hang fails.
+Time limits exist only to make hangs fail.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ray_meshes import LIMIT, await_end, batch, make, processes_of, text_of, two
 
 pytest.importorskip("ray")
 
-SIZES = {"MICROBATCHES": 4, "BATCH": 8, "SEQUENCE": 8, "WIDTH": 16, "LAYERS": 4}  # of the demo
+SIZES = {"MICROBATCHES": 4, "BATCH": 8, "SEQUENCE": 8, "WIDTH": 16, "LAYERS": 4}  # for the demo
 
 # --- Training -----------------------------------------------------------------------------
 
@@ -44,7 +44,7 @@ SIZES = {"MICROBATCHES": 4, "BATCH": 8, "SEQUENCE": 8, "WIDTH": 16, "LAYERS": 4}
 def test_trains_as_one_process_does(
     ray_cluster: None, ranks: int, width: int, problems: str
 ) -> None:
-    """Losses, parameters and state bit for bit, of tied weights both copies."""
+    """Losses, parameters, state and both copies of tied weights are bitwise equal."""
     mesh = make(ranks, 1, width)
     here = mesh_of(ranks, {"data": 1, "model": width})
     for name in problems.split():
@@ -105,7 +105,7 @@ def test_the_demo_trains_as_in_one_process(
 
 
 def test_calls_return_before_the_workers_are_done(mesh2: jaxpp.RemoteMpmdMesh) -> None:
-    """Calls two steps; a stopped worker has run neither of them."""
+    """Two calls return although one worker is stopped and has run neither step."""
     step = two_stages(mesh2)
     state, loss = jax.block_until_ready(step(weights(), batch()))
     stopped = processes_of(mesh2)[1]
@@ -113,7 +113,7 @@ def test_calls_return_before_the_workers_are_done(mesh2: jaxpp.RemoteMpmdMesh) -
     try:
         mine = batch()
         state, first = step(state, mine)
-        mine[:] = np.nan  # what a call has taken is the caller's again
+        mine[:] = np.nan  # arguments may be overwritten once the call has returned
         _, second = step(state, batch())
         assert not first.is_ready()
         assert not second.is_ready()
@@ -141,7 +141,7 @@ def test_saved_and_loaded(mesh2: jaxpp.RemoteMpmdMesh, tmp_path: pathlib.Path) -
 
 
 def test_a_schedule_that_is_found(mesh2: jaxpp.RemoteMpmdMesh) -> None:
-    """Workers measure the stages."""
+    """The workers measure the stages for `Auto`."""
 
     def step(weights: Any, xs: Any) -> Any:
         def loss(x: Any) -> Any:
@@ -194,7 +194,7 @@ def test_an_argument_that_is_on_another_rank_is_moved(mesh2: jaxpp.RemoteMpmdMes
 
 
 def test_an_array_is_deleted_while_others_read_it(mesh2: jaxpp.RemoteMpmdMesh) -> None:
-    """They get what it was, or an error; the mesh goes on."""
+    """Readers get the contents or an error, and the mesh remains usable."""
     sharding = jaxpp.MpmdSharding(mesh2, (0, 1), P())
     arrays = jaxpp.spmd_to_mpmd_reshard(mesh2, [np.full(3, i) for i in range(60)], sharding)
     seen: list[Any] = []
@@ -245,7 +245,7 @@ def test_task_times(mesh2: jaxpp.RemoteMpmdMesh) -> None:
 
 
 def test_a_timeline_of_all_workers(mesh2: jaxpp.RemoteMpmdMesh) -> None:
-    """Their steps on one axis: no microbatch is used before it is made."""
+    """The steps of all workers share a time axis: tasks begin after their inputs are ready."""
     step = two_stages(mesh2).compile(weights(), batch())
     assert text_of(step.trace_json).startswith("invalid-argument: rank 0 ")
     step.set_tracing()
@@ -254,4 +254,4 @@ def test_a_timeline_of_all_workers(mesh2: jaxpp.RemoteMpmdMesh) -> None:
     trainings.check_order(step.trace_json(2), steps=2)
     picture = step.draw_trace(60)
     assert "rank   0" in picture and "rank   1" in picture
-    step(weights(), batch())  # what could not be answered has ended nothing
+    step(weights(), batch())  # the failed trace_json() has not broken the mesh

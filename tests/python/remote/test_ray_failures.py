@@ -1,6 +1,6 @@
-"""A mesh of workers that Ray starts says which worker failed, and leaves no process behind.
+"""A mesh of workers that Ray starts reports which worker failed and leaves no process behind.
 
-Time limits are there only so that a hang fails.
+Time limits exist only to make hangs fail.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def test_what_a_failed_step_was_given_is_gone(mesh2: jaxpp.RemoteMpmdMesh) -> No
 
 
 def summing(mesh: Any, look: Callable[[Any], Any]) -> Any:
-    """A step whose second stage calls `look` with four numbers, which gives others."""
+    """A step whose second stage replaces its input, four numbers, by the result of `look`."""
 
     def step(xs: Any) -> Any:
         def one(x: Any) -> Any:
@@ -160,7 +160,8 @@ def test_a_callback_that_can_not_be_sent(mesh2: jaxpp.RemoteMpmdMesh) -> None:
 
 
 def train_until_failure(mesh: jaxpp.RemoteMpmdMesh, number: int) -> tuple[str, list[Any]]:
-    """Sends the signal to the last rank after two steps; the error, and the state of then."""
+    """Sends the signal to the last rank after two steps; returns the text of the error and the
+    state at that time."""
     step = two_stages(mesh)
     state: Any = weights()
     for _ in range(2):
@@ -188,7 +189,7 @@ def test_a_worker_that_is_gone_ends_the_mesh(
     number: signal.Signals,
     how: str,
 ) -> None:
-    """One error names it, no process is left, and a new mesh goes on with the same losses."""
+    """One error names the worker, no process is left, and a new mesh resumes the training."""
     monkeypatch.setenv("JPP_PEER_TIMEOUT", "5")
     broken = make(2, 1)
     told, saved = train_until_failure(broken, number)

@@ -1,6 +1,6 @@
-"""Ray itself is stopped or killed while a mesh trains: one error within 30 seconds says so.
+"""Ray itself is stopped or killed while a mesh trains, which one error reports in 30 seconds.
 
-Each case has a Ray of its own, in a process of its own, which this file is as well.
+Each case runs this file as a script, with a Ray cluster of its own.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def test_the_error_names_what_is_gone(server: str, fault: str) -> None:
 
 
 def children(name: str) -> list[int]:
-    """The processes that this one has started whose command has that name."""
+    """The child processes of this process whose command contains the name."""
     found = []
     for folder in pathlib.Path("/proc").glob("[0-9]*"):
         try:
@@ -84,7 +84,7 @@ def train_until_failure(server: str, fault: str) -> None:
                 threading.Thread(target=hit).start()
     except jaxpp.JaxppError as error:
         print("after", time.monotonic() - hit_at[0], error, flush=True)
-    # Ray's own end would wait for what is gone.
+    # Ray's shutdown would wait for the process that is gone.
     for process in others:
         try:
             os.kill(process, signal.SIGKILL)

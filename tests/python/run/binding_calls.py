@@ -37,7 +37,7 @@ def refuses(what: str, call: Callable[[], Any]) -> bool:
 
 
 def mixtures(step: Step) -> dict[str, Callable[[], Any]]:
-    """Objects that are right each for itself, but not together."""
+    """Calls with objects that are valid individually, but not in combination."""
     other = _core.Schedule.build("gpipe", 3, 3, 2, False)
     graph, unfinished = built_graph(), _core.Graph("g", 2)
     nowhere = _core.Value.put(step.client, [], 1, [], [], "float32", "device")
@@ -133,7 +133,7 @@ def mixtures(step: Step) -> dict[str, Callable[[], Any]]:
 
 
 def unmade(step: Step) -> Iterator[tuple[str, Callable[[], Any]]]:
-    """Objects that are not initialised."""
+    """Attempts to create objects without initialising them."""
     made = [step.graph, step.schedules[0], step.staged, step.plan, step.client]
     made += [step.compiled._runtime, value_of(step.client), _core.Callback(print, [], [])]
     made += [next(filter(None, step.executables(None)))]
@@ -153,7 +153,7 @@ def unmade(step: Step) -> Iterator[tuple[str, Callable[[], Any]]]:
 
 
 def methods_of_another(kind: type) -> None:
-    """Every method refuses a self of another type; raises the last one's refusal."""
+    """Checks that every method refuses a self of another type; raises TypeError if all do."""
     methods = [m for m in vars(kind).values() if hasattr(m, "__objclass__") and callable(m)]
     for method in methods:
         try:
@@ -165,7 +165,7 @@ def methods_of_another(kind: type) -> None:
 
 
 def functions() -> set[str]:
-    """All that can be called in the extension but errors and records."""
+    """The names of all callables in the extension except errors and records."""
     found = set()
     for name, value in vars(_core).items():
         if name.startswith("_") or not callable(value):

@@ -1,5 +1,5 @@
-"""All that can be called in `jaxpp._core`, with arguments that it takes, and what each kind of
-argument refuses."""
+"""All callables in `jaxpp._core`, with arguments that they accept, and invalid values for each
+kind of argument."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OTHERS = [None, 1, "x", [], object()]
 
 
 class Lies(list):
-    """A list that is not as long as it says."""
+    """A list with a wrong length."""
 
     def __len__(self) -> int:
         return 3
@@ -39,7 +39,7 @@ class Raises:
 
 TRACE = '[{"ph": "X", "name": "fwd_0", "tid": 0, "ts": 0, "dur": 1}]'
 
-# Wrong values for arguments of a kind. What takes anything has none.
+# Invalid values by kind of argument.
 WRONG: dict[str, list[Any]] = {
     "number": [-1, *HUGE, *NOTHING_BUT_NUMBERS, Raises()],
     "large number": [-1, 2**64, 10**40, *NOTHING_BUT_NUMBERS, Raises()],
@@ -83,11 +83,11 @@ WRONG: dict[str, list[Any]] = {
 
 
 class Case:
-    """A callable with arguments that it takes, and the kind of each."""
+    """A callable with arguments that it accepts, and the kind of each."""
 
     def __init__(self, name: str, function: Callable[[], Any], *args: tuple[str, Any]) -> None:
         self.name = name
-        self.function = function  # gives the callable, new where a call uses it up
+        self.function = function  # returns the callable, a new one if calls consume it
         self.kinds = [kind for kind, _ in args]
         self.args = [value for _, value in args]
 
@@ -104,7 +104,7 @@ class Case:
 
 
 class Source:
-    """Two numbers on the host, or what `capsules` are given for."""
+    """An argument's source: two numbers on the host, or the given DLPack capsules."""
 
     def __init__(self, capsules: list[Any] | None = None) -> None:
         self._capsules = capsules
@@ -120,7 +120,7 @@ class Source:
 
 
 def given_in(home: str, size: int) -> _core.Given:
-    """An array whose only block every device can read."""
+    """A description of an array whose only block every device can read."""
     place, block = np.array([0, _core.ANY_RANK, 0, 1]), np.array([0, size])
     return _core.Given(home, "float32", 1, home == "client", 8, 1, place, block)
 

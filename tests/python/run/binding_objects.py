@@ -1,4 +1,4 @@
-"""Objects of `jaxpp._core` for the tests of the binding: graphs, and all that one step has."""
+"""Objects of `jaxpp._core` for the tests of the binding: graphs, and the objects of a step."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def with_output() -> _core.Graph:
 
 
 class Step:
-    """A small step, and what it is made of."""
+    """A small step and the objects of which it consists."""
 
     def __init__(self) -> None:
         devices = np.array(jax.devices()[:2])
@@ -106,7 +106,7 @@ def plan_measured(step: Step, measure: Callable[[_core.Staged], Any]) -> _core.P
 
 
 def failed_staged(step: Step) -> _core.Staged:
-    """A Staged that its planning has shown before it failed."""
+    """A Staged that was passed to `measure` by a planning that then failed."""
     seen: list[_core.Staged] = []
     try:
         plan_measured(step, lambda staged: seen.append(staged) or [1])

@@ -1,7 +1,7 @@
-"""Short programs about signals, forks and exits: test_process.py runs each in a process.
+"""Short programs about signals, forks and exits. test_process.py runs each in its own process.
 
-`python process_scripts.py NAME` runs one of them. It prints the output that its test expects;
-threads or processes that it leaves running at its end are part of the test.
+`python process_scripts.py NAME` runs one of them, which prints what its test expects. Some
+intentionally leave threads or processes running at their end.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ jax.config.update("jax_num_cpu_devices", 4)
 
 import jaxpp.api as jaxpp  # noqa: E402
 
-LONG = 3_000_000  # rounds: a step of some five seconds
+LONG = 3_000_000  # rounds; a step takes about five seconds
 SHORT = 10
 XS = np.ones((64, 4), np.float32)
 
@@ -38,7 +38,7 @@ def slow(x: jax.Array, rounds: jax.Array) -> jax.Array:
 
 
 def train(w: jax.Array, xs: jax.Array, rounds: jax.Array) -> Any:
-    """Two stages, 64 microbatches; `rounds` says how long it takes."""
+    """A step of two stages and 64 microbatches; `rounds` determines how long it takes."""
 
     def one(x: jax.Array) -> jax.Array:
         x = jaxpp.mark_stage_end(slow(x * w, rounds))
@@ -69,7 +69,7 @@ def say(*words: Any) -> None:
 
 
 def interrupted(**options: Any) -> None:
-    """In a call that waits: nobody has its results, so the step is cancelled."""
+    """Ctrl-C in a call that waits cancels the step, because its results are unreachable."""
     step = make_step(steps_in_flight=0, **options)
     w, before = step(weight(), XS, SHORT)
     interrupt_soon()
@@ -93,7 +93,7 @@ def interrupted_with_donation() -> None:
 
 
 def interrupted_while_waiting() -> None:
-    """For a result: the step goes on, and nothing is lost."""
+    """Ctrl-C while waiting for a result does not stop the step, and no results are lost."""
     step = make_step(donate_argnums=0)
     w, before = step(weight(), XS, SHORT)
     w, total = step(w, XS, LONG // 3)
@@ -114,20 +114,20 @@ def interrupted_uncaught() -> None:
 
 
 def handler_that_returns() -> None:
-    """A user's own handler runs during the step, once a signal, and the step goes on."""
+    """A user's handler runs once per signal during the step, and the step continues."""
     step = make_step()
     step(weight(), XS, SHORT)
     seen: list[int] = []
     signal.signal(signal.SIGUSR1, lambda number, frame: seen.append(number))
     alarm = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGUSR1))
     alarm.start()
-    while not seen:  # the timer may ring between two steps
+    while not seen:  # the timer may fire between two steps
         jax.block_until_ready(step(weight(), XS, LONG // 15))
     say("seen", len(seen), signal.getsignal(signal.SIGINT) is signal.default_int_handler)
 
 
 def handler_that_steps() -> None:
-    """A handler that runs while its thread waits may use the very step."""
+    """A handler may call the step for which its thread is waiting."""
     step = make_step()
     total = float(step(weight(), XS, SHORT)[1])
     seen: list[bool] = []
@@ -142,7 +142,7 @@ def handler_that_steps() -> None:
 
 
 def interrupted_in_line() -> None:
-    """A step is under way; another call waits for its turn."""
+    """Ctrl-C in a call that waits until an earlier step has finished."""
     step = make_step(steps_in_flight=1)
     step(weight(), XS, SHORT)
     step(weight(), XS, LONG)
@@ -154,7 +154,7 @@ def interrupted_in_line() -> None:
 
 
 def interrupted_in_a_callback() -> None:
-    """It mostly runs on the thread that issues the step."""
+    """Ctrl-C in a callback, which usually runs on the thread that issues the step."""
     waits = [5.0]
 
     def wait(value: Any) -> Any:
@@ -178,13 +178,13 @@ def interrupted_in_a_callback() -> None:
 
 
 def interrupted_and_forgotten() -> None:
-    """The devices go on calling back from a step of which nothing is left in Python."""
+    """Callbacks continue to run after Python has released everything of their step."""
     seen: list[float] = []
 
     def train_noted(w: jax.Array, xs: jax.Array, rounds: jax.Array) -> Any:
         def one(x: jax.Array) -> jax.Array:
             x = slow(jaxpp.mark_stage_end(slow(x * w, rounds)), 4 * rounds)
-            many = jnp.ones((4096, 4)) @ x  # what costs little is run while it is issued
+            many = jnp.ones((4096, 4)) @ x  # cheap tasks would run while they are issued
             jax.debug.callback(lambda total: seen.append(float(total)), many.sum())
             return jaxpp.mark_stage_end(x).sum()
 
@@ -201,14 +201,14 @@ def interrupted_and_forgotten() -> None:
     del step, train_noted
     gc.collect()
     jax.clear_caches()
-    while len(seen) == before:  # few tasks had been issued by then if the machine is busy
+    while len(seen) == before:  # on a busy machine, few tasks were issued before Ctrl-C
         time.sleep(0.01)
     say("went on")
 
 
 def interrupted_compile() -> None:
-    """While tracing, planning or compiling, whatever it is at. Not at JAX's own imports:
-    it cannot import a dialect of MLIR again that was interrupted."""
+    """Ctrl-C at various times while a step is traced, planned or compiled. A first step runs
+    before that: JAX cannot repeat an interrupted import of an MLIR dialect."""
     make_step()(weight(), XS, SHORT)
     for delay in range(1, 20):
         step = make_step()
@@ -228,13 +228,14 @@ def interrupted_compile() -> None:
 
 
 def keep_jax_client() -> None:
-    """JAX's own client joins the parent's threads when it ends: a crash, without us too."""
+    """Keeps JAX's client alive. Its destructor joins the parent's threads and crashes in a
+    forked child, even without JaxPP."""
     atexit.unregister(jax._src.api.clean_up)
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(jax.devices()[0].client))
 
 
 def outcome_of(child: Callable[[], None]) -> int:
-    """Forks a child that ends as a program does; how it ended."""
+    """Forks a child that exits as programs do; returns its exit code."""
     pid = os.fork()
     if pid == 0:
         child()
@@ -283,7 +284,7 @@ def in_pool(number: int) -> float:
 
 
 def fork_before_any_client() -> None:
-    """Nothing of JAX ran yet either: it does not survive a fork itself."""
+    """JAX has not run anything before the fork either, because it does not survive one."""
     with multiprocessing.get_context("fork").Pool(2) as pool:
         totals = pool.map(in_pool, [1, 2])
     say("same", totals == [in_pool(1), in_pool(2)])
@@ -301,7 +302,7 @@ def pool_after_use() -> None:
 
 
 def exit_at_once() -> None:
-    """Results that nobody looked at."""
+    """Exits without using the results of steps."""
     step = make_step()
     step(weight(), XS, SHORT)
     step(weight(), XS, LONG // 150)
@@ -309,7 +310,7 @@ def exit_at_once() -> None:
 
 
 def exit_after_interruption() -> None:
-    """The devices are still busy with what was given up."""
+    """Exits while the devices are still busy with an interrupted step."""
     step = make_step()
     step(weight(), XS, SHORT)
     interrupt_soon()
@@ -325,7 +326,7 @@ def step_for_ever(step: Any, rounds: int) -> None:
 
 
 def exit_beside_daemons() -> None:
-    """Threads that no one waits for run steps, short ones and a long one."""
+    """Exits while daemon threads run steps, short ones and a long one."""
     steps = [make_step() for _ in range(3)]
     for step in steps:
         step(weight(), XS, SHORT)
@@ -343,8 +344,8 @@ def error_beside_daemons() -> None:
     raise ValueError("of the user")
 
 
-LARGE = np.ones((256, 256), np.float32)  # enough bytes that an array is shared
-KEPT: list[Any] = []  # to the interpreter's end
+LARGE = np.ones((256, 256), np.float32)  # large enough to be shared with JAX
+KEPT: list[Any] = []  # until the interpreter exits
 
 
 def sharing_step() -> Any:
@@ -352,7 +353,7 @@ def sharing_step() -> Any:
 
 
 def exit_with_shared_memory() -> None:
-    """JAX's arrays over the runtime's memory and steps on JAX's, in all states."""
+    """Exits with JAX arrays in the runtime's memory and unfinished steps on JAX's memory."""
     step = sharing_step()
     w, _ = step(LARGE, jnp.asarray(LARGE))
     for _ in range(3):
@@ -364,7 +365,7 @@ def exit_with_shared_memory() -> None:
 
 
 def shared_memory_outlives_its_owners() -> None:
-    """What JAX looks at stays when array, step, mesh and client are let go."""
+    """Memory that JAX reads stays valid after array, step, mesh and client are released."""
     from jaxpp.client import devices
 
     step = sharing_step()
@@ -386,7 +387,7 @@ def shared_memory_outlives_its_owners() -> None:
 
 
 def fork_with_shared_memory() -> None:
-    """A child lets go of what its parent shares, which stays the parent's."""
+    """A child releases shared memory, which remains valid in the parent."""
     step = sharing_step()
     w, total = step(LARGE, jnp.asarray(LARGE))
     jax.block_until_ready(total)
@@ -403,7 +404,7 @@ def fork_with_shared_memory() -> None:
 
 
 def exit_with_a_thread() -> None:
-    """Python waits for a thread that is no daemon; so its step ends."""
+    """Python waits at exit for a non-daemon thread, so the thread's step completes."""
 
     def work() -> None:
         say("total", float(step(weight(), XS, LONG // 15)[1]) > 0)

@@ -1,10 +1,9 @@
-"""Runs a saved plan in a process of its own, which has no model: what test_plan_files.py
-starts.
+"""Runs a saved plan in a process without the model, for test_plan_files.py.
 
     run_plan.py PLAN ARGUMENTS RESULTS STEPS STATES
 
-The arguments' leaves are in a .npz, in order; the first STATES results are the first
-arguments of the next step; the leaves of the last results are written.
+ARGUMENTS is a .npz with the leaves of the arguments, in order. The first STATES results become
+the first arguments of the next step. The leaves of the last results are written to RESULTS.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The extension module checks its arguments and releases Python objects that it holds."""
+"""The extension module checks its arguments and releases the Python objects that it holds."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from jaxpp import _core
 
 
 def test_wrong_arguments_are_refused_and_do_not_crash() -> None:
-    """Runs in its own process, so that a crash fails the test."""
+    """The calls run in a process of their own, so that a crash only fails the test."""
     script = pathlib.Path(__file__).parent / "binding_calls.py"
     command = [sys.executable, "-X", "faulthandler", str(script)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
@@ -31,7 +31,7 @@ def step() -> Step:
 
 
 class Holder:
-    """Something that Python holds, and that may hold what holds it."""
+    """A callable that can refer to an object that refers to it, which makes a cycle."""
 
     def __init__(self) -> None:
         self.held: Any = None
@@ -59,7 +59,7 @@ def test_what_holds_the_executable_that_keeps_it_is_collected(step: Step) -> Non
 
 
 def test_a_callback_that_holds_its_own_runtime_is_collected(step: Step) -> None:
-    """As a step whose jax.debug.callback calls the step."""
+    """Such a cycle occurs when the jax.debug.callback of a step calls the step."""
     function = Holder()
     runtime = step.runtime(step.executables((_core.Callback(function, [], []),)))
     runtime.step(step.values(), False)

@@ -1,4 +1,4 @@
-"""What a step can be asked for: its program as text, its dump, its trace."""
+"""What a step can show: its program as text, its dump, its trace."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_text_of_the_whole_program() -> None:
     )
     assert "delete[mpmd_idx=0]" in text
     assert text.count("task_name=fwd_0") == text.count("task_name=bwd_0") == 3
-    # The names of the results were given before.
+    # All results are defined in the body.
     body, results = text.split("in (")
     made = re.findall(r"(v\d+):", body)
     assert set(re.findall(r"v\d+", results)) <= set(made)
@@ -43,7 +43,7 @@ def test_text_of_the_whole_program() -> None:
 
 @pytest.mark.parametrize("schedule", [TWO, jaxpp.GPipe(2), jaxpp.ZeroBubble(2)])
 def test_the_text_is_a_program(schedule: Any) -> None:
-    """Each name is given once, before it is used, and not used after its deletion."""
+    """Each name is defined once, before its uses, and not used after its deletion."""
     step = JIT(m.training_step(schedule), make_mesh(2), donate_argnums=0)
     text = str(step.compile(m.params(), m.batch(5)).closed_jaxpr)
     lines = re.sub(r"\[\n[^\]]*\]", "[]", text).splitlines()
@@ -91,7 +91,7 @@ def test_the_text_has_the_latencies_of_the_schedule() -> None:
 def test_a_dump_does_not_follow_links(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a link in the folder leads to may be another user's."""
+    """A link in the folder may lead to another user's file."""
     theirs, folder = tmp_path / "theirs", tmp_path / "dump"
     theirs.write_text("theirs")
     folder.mkdir()
@@ -108,7 +108,7 @@ def test_a_step_runs_without_its_flight_recorder(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    """Where the folder cannot be written to, as on a full disk."""
+    """If the flight recorder's folder is not writable, the step warns and runs without it."""
     (tmp_path / "file").touch()
     monkeypatch.setenv("JPP_FLIGHT", str(tmp_path / "file"))
     jax.block_until_ready(JIT(m.training_step(TWO), make_mesh(2))(m.params(), m.batch()))
@@ -178,7 +178,7 @@ def test_prediction_of_a_traced_step(tmp_path: pathlib.Path, command: str) -> No
     assert found.makespan == found.period and len(found.busy) == 4
     assert all(part in found.table for part in ("bubble", "peak bytes", "0 -> 1"))
     assert compiled.predict([found.trace_json]).makespan == pytest.approx(found.makespan, 1e-3)
-    # A call of 1 s for each run: the fewest that a rank has.
+    # With calls of 1 s each: every rank makes at least eight calls.
     assert compiled.predict(call=1e3, steps=2).makespan > 8e3
     assert compiled.predict(processes=4, latency=1e3).makespan > 6e3
     other = JIT(m.training_step(jaxpp.ZeroBubble(4)), make_mesh(4)).compile(

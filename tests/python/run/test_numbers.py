@@ -1,4 +1,4 @@
-"""`jax_debug_nans` and `jax_debug_infs`: a task that makes what is no number is named."""
+"""`jax_debug_nans` and `jax_debug_infs`: errors name the task that made a NaN or infinity."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from equality import make_mesh
 
 
 def divided(xs: Any, by: Any) -> Any:
-    """Stage 1 divides; microbatch 2 of `by` may be 0."""
+    """Stage 1 divides by `by`, whose microbatch 2 may contain 0."""
 
     def one(item: Any) -> Any:
         x, y = item

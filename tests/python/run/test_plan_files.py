@@ -1,4 +1,4 @@
-"""A plan that travels: saved here, run in a process without the model, and by C alone."""
+"""Plans saved to a file and run elsewhere: in a process without the model, and in C alone."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def compiled_step(
 
 
 def trained(step: Any, args: tuple[Any, ...], steps: int, states: int = 2) -> Any:
-    args = jax.tree.map(lambda leaf: leaf.copy(), args)  # the first ones are donated
+    args = jax.tree.map(lambda leaf: leaf.copy(), args)  # because the state is donated
     for _ in range(steps):
         results = step(*args)
         args = (*results[:states], *args[states:])
@@ -54,7 +54,7 @@ def trained(step: Any, args: tuple[Any, ...], steps: int, states: int = 2) -> An
 def run_elsewhere(
     plan: pathlib.Path, args: Any, tmp_path: pathlib.Path, steps: int, states: int = 2
 ) -> list[np.ndarray]:
-    """The leaves of the last step's results."""
+    """Runs the plan in another process; returns the leaves of the last step's results."""
     leaves = {f"leaf{k}": np.asarray(leaf) for k, leaf in enumerate(jax.tree.leaves(args))}
     np.savez(tmp_path / "arguments.npz", **leaves)
     files = [str(plan), str(tmp_path / "arguments.npz"), str(tmp_path / "results.npz")]
@@ -102,7 +102,7 @@ def save_and_load(step: Any, tmp_path: pathlib.Path, **options: Any) -> Any:
 
 
 def squares(xs: Any, ws: Any, schedule: Any = None, operation: Any = None) -> Any:
-    """A step of two stages that only goes forward."""
+    """A forward-only step of two stages."""
 
     def one(x: Any) -> Any:
         for w in ws:
@@ -233,7 +233,7 @@ def test_other_devices(tmp_path: pathlib.Path) -> None:
     devices = np.array(jax.devices()[4:][::-1]).reshape(2, 2)
     mesh = jaxpp.MpmdMesh(jax.sharding.Mesh(devices, ("stage", "data")), "stage")
     loaded = save_and_load(step, tmp_path, mpmd_mesh=mesh)
-    copies = jax.tree.map(jnp.copy, args)  # some are donated
+    copies = jax.tree.map(jnp.copy, args)  # because some arguments are donated
     here, there = step(*copies), loaded(*args)
     assert_same_bits(here, there)
     assert jax.tree.leaves(there)[0].sharding.mpmd_mesh == mesh
@@ -344,7 +344,7 @@ def test_the_command_trains(command: str, plan: str) -> None:
         assert found["ranks"] == 2 and found["steps"] == int(steps)
         assert all(peak > 0 for peak in found["peak_bytes"])
         losses += [row["value"] for row in found["results"] if row["name"] == "result[2]"]
-    assert losses[1] < losses[0]  # results took the places of arguments
+    assert losses[1] < losses[0]  # 20 steps train further: each takes the last one's results
     text = run_command(command, plan, *plugin, "--steps", "2").stdout
     assert "result[2]: f32[] = " in text and "peak bytes" in text
 
@@ -389,7 +389,7 @@ def test_the_command_refuses_what_is_no_plan(command: str, plan: str) -> None:
 
 
 def test_ids_of_devices_that_are_not_there(tmp_path: pathlib.Path) -> None:
-    """A mesh on the last devices runs where there are only the first."""
+    """A plan for a mesh on the last devices runs in a process with fewer devices."""
     devices = np.array(jax.devices()[6:])
     mesh = jaxpp.MpmdMesh(jax.sharding.Mesh(devices, ("stage",)), "stage")
     step, args = compiled_step(models.mlp([1, 1], 2), jaxpp.Std1F1B(2), mesh)

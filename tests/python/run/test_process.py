@@ -1,6 +1,6 @@
 """Ctrl-C, forks and exits, each in its own process (process_scripts.py).
 
-Time limits are there only so that a hang fails.
+Time limits exist only to make hangs fail.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def play(name: str) -> subprocess.CompletedProcess[str]:
 
 
 def lines_of(name: str) -> list[str]:
-    """What a scene that ends well prints; it leaves no message behind."""
+    """The output of a script that must exit with status 0 and an empty stderr."""
     played = play(name)
     assert (played.returncode, played.stderr) == (0, ""), played
     return played.stdout.splitlines()
@@ -80,7 +80,7 @@ def test_callbacks_of_an_interrupted_step_outlive_it() -> None:
 
 
 def test_ctrl_c_while_compiling() -> None:
-    played = play("interrupted_compile")  # Python reports it where nobody can catch it
+    played = play("interrupted_compile")  # stderr may have exceptions that Python ignored
     assert (played.returncode, played.stdout) == (0, "done True\n"), played
 
 

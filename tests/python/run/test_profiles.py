@@ -1,4 +1,4 @@
-"""Steps in the profiles that JAX takes."""
+"""Steps in profiles recorded by JAX's profiler."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MICROBATCHES = 3
 
 
 def planes_of(folder: pathlib.Path) -> list[Any]:
-    """Those of pipelines."""
+    """The profile's planes that belong to pipelines."""
     (file,) = folder.rglob("*.xplane.pb")
     planes = jax.profiler.ProfileData.from_file(str(file)).planes
     return [plane for plane in planes if "jaxpp" in plane.name]
@@ -25,7 +25,7 @@ def planes_of(folder: pathlib.Path) -> list[Any]:
 
 @pytest.fixture
 def step() -> Any:
-    """Compiled and run once."""
+    """A step that has been compiled and run once."""
     function = jaxpp.mpmd_jit_with_loop(m.training_step(SCHEDULE), make_mesh(4))
     jax.block_until_ready(function(m.params(4), m.batch(MICROBATCHES)))
     return function

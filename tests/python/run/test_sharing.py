@@ -22,7 +22,7 @@ from locations import environment
 
 
 def mesh_on(groups: int, sharing: int, data: int = 1) -> jaxpp.MpmdMesh:
-    """Ranks on so many groups of devices, `sharing` of them on each."""
+    """A mesh on `groups` groups of devices, each shared by `sharing` ranks."""
     devices = np.array(jax.devices()[: groups * data]).reshape(groups, data)
     return jaxpp.MpmdMesh(Mesh(devices, ("stage", "data")), "stage", ranks_per_device=sharing)
 
@@ -33,7 +33,7 @@ def trained(problem: Any, schedule: Any, mesh: Any, steps: int = 2) -> list[np.n
         pipelined_step(problem, schedule), mesh, donate_argnums=(0, 1), **options
     )
     state = (problem.params, problem.optimizer.init(problem.params))
-    state = jax.tree.map(lambda leaf: leaf.copy(), state)  # the first ones are donated
+    state = jax.tree.map(lambda leaf: leaf.copy(), state)  # because it is donated
     for _ in range(steps):
         *state, loss, _ = step(*state, problem.batch)
     return [np.asarray(leaf) for leaf in jax.tree.leaves((state, loss))]

@@ -1,4 +1,4 @@
-"""Steps and arrays that several threads use at once."""
+"""Steps and arrays used by several threads at the same time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FOUR = jaxpp.Std1F1B(4)
 
 
 def test_steps_from_two_threads(after_plain_step: Any) -> None:
-    """Two steps, each called from two threads, one of them compiling meanwhile."""
+    """Two threads call each of two steps, also while one of them compiles the step."""
     steps = [
         JIT(m.training_step(TWO), make_mesh(2)),
         JIT(m.training_step(jaxpp.GPipe(2)), make_mesh(2)),
@@ -41,7 +41,7 @@ def test_steps_from_two_threads(after_plain_step: Any) -> None:
 
 
 def test_reading_while_another_thread_deletes_or_donates() -> None:
-    """Who reads gets the whole array or an error, never memory that was freed."""
+    """Readers get the whole array or an error, never freed memory."""
     ones = np.ones((512, 512), np.float32)
     shift = JIT(lambda x: x + 0, make_mesh(2), donate_argnums=0)
     for take in (lambda x: x.delete(), shift):

@@ -1,4 +1,4 @@
-"""Names, options and combinations from scripts for JaxPP that no other file tests."""
+"""Names, options and combinations that scripts for JaxPP use and no other file tests."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_operations_bare_and_called() -> None:
 def test_shardings_in_place_of_specs() -> None:
     mesh = make_mesh(2, data=2)
     one = mesh.lowering_mesh()
-    rows = NamedSharding(one, P(None, "data"))  # of the batch: a prefix, as the rest is None
+    rows = NamedSharding(one, P(None, "data"))  # for the batch; other arguments have None
     step = jaxpp.mpmd_jit_with_loop(
         m.training_step(jaxpp.Std1F1B(2)),
         mesh,
@@ -181,7 +181,7 @@ class Block(nn.Module):
 
 
 class Stack(nn.Module):
-    """Blocks under remat and jit, as flax users nest them, a mark after each."""
+    """Blocks under remat and jit, nested as Flax users do it, with a mark after each block."""
 
     stages: int
 
@@ -216,7 +216,7 @@ def test_the_same_shapes_are_traced_once() -> None:
     ours = jaxpp.mpmd_jit_with_loop(step, make_mesh(2))
     ws, xs = m.params(), m.batch()
     for _ in range(3):
-        ws, _ = ours(ws, xs)  # jax arrays, then MpmdArrays
+        ws, _ = ours(ws, xs)  # takes JAX arrays, then MpmdArrays
     ours(ws, np.asarray(xs))
     assert traced == [xs.shape]
     ours(ws, m.batch(4))

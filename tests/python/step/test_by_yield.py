@@ -1,4 +1,4 @@
-"""Pipelines without a loop, and the times of tasks."""
+"""Pipelines without a loop over microbatches, and `collect_task_times_ms`."""
 
 import jax
 import numpy as np
@@ -46,7 +46,7 @@ def test_gradient_in_one_pass(mesh4):
 
 
 def test_token_of_generation_is_one_task_a_rank(mesh4):
-    """Nothing runs before or after the stages, and the caches are updated in place."""
+    """No task runs before or after the stages, and the caches are updated in place."""
 
     def token(params, caches, x, position):
         updated = []

@@ -1,4 +1,4 @@
-"""A step is used as a function of jax.jit: lowered, traced, as a method, without jit."""
+"""A step can be used like a function of jax.jit: lowered, traced, as a method, without jit."""
 
 import functools
 
@@ -47,7 +47,7 @@ def test_trace_lower_and_compile(step, expected):
     assert jax.tree.structure(lowered.out_info) == jax.tree.structure(traced.out_info)
     compiled = lowered.compile()
     assert_equal(compiled(m.params(), XS), expected)
-    assert step.compile(m.params(), XS).compiled is compiled.compiled  # compiled once
+    assert step.compile(m.params(), XS).compiled is compiled.compiled  # not compiled again
     step.clear_cache()
     assert step.compile(m.params(), XS).compiled is not compiled.compiled
     assert_equal(step(m.params(), XS), expected)
@@ -131,7 +131,7 @@ def test_without_jit_it_runs_eagerly(step, mesh2):
     with jax.disable_jit():
         found = eager(m.params(), XS)
         again = eager(found[0], XS)
-    assert len(seen) == 2 * len(XS)  # each microbatch by itself
+    assert len(seen) == 2 * len(XS)  # once for each microbatch in each of two steps
     assert not any(isinstance(a, jaxpp.MpmdArray) for a in jax.tree.leaves(found))
     assert_equal(found, ours)
     assert_equal(again, step(ours[0], XS))
@@ -157,13 +157,13 @@ def test_cost_summary(step):
     costs = compiled.cost_summary()
     assert costs == step.lower(m.params(), XS).cost_summary()
     assert costs.tasks == compiled.as_text().count("= task[")
-    products = 3 * len(XS) * 2  # forward, backward of x and of w; of each layer
+    products = 3 * len(XS) * 2  # forward and the gradients of x and w, in each of two layers
     of_one = 2 * XS.shape[1] * m.WIDTH * m.WIDTH
     assert (products - len(XS)) * of_one <= costs.flops < 2 * products * of_one
     peaks = [rank.peak_bytes for rank in compiled.compiled._traced.plan.summary()]
     assert [rank.peak_bytes for rank in costs.ranks] == peaks
     assert costs.peak_bytes == max(peaks)
-    size = len(XS) * XS[0].nbytes  # activations there, their gradients back
+    size = len(XS) * XS[0].nbytes  # activations one way, their gradients the other
     there, back = costs.links
     assert (there.src, there.dst, there.messages, there.bytes) == (0, 1, len(XS), size)
     assert (back.src, back.dst, back.messages, back.bytes) == (1, 0, len(XS), size)
@@ -171,11 +171,11 @@ def test_cost_summary(step):
     assert "0 -> 1" in str(costs)
 
 
-# --- Donated arrays of JAX's own ---------------------------------------------------------
+# --- Donated JAX arrays ------------------------------------------------------------------
 
 
 def update(ws, xs):
-    """The first result takes the memory of `ws`; nothing takes that of `xs`."""
+    """The first result reuses the memory of `ws`; no result can reuse that of `xs`."""
     return [w + xs.sum() for w in ws], xs.sum()
 
 
@@ -191,7 +191,7 @@ def test_a_donated_array_is_deleted(jit):
     step, ws, xs = JITS[jit](), m.params(), m.batch()
     new, _ = step(ws, xs)
     assert all(w.is_deleted() for w in ws) and not xs.is_deleted()
-    # JAX's own error is another one where it does not take its fast path.
+    # JAX raises a different exception when it does not take its fast path.
     errors = (ValueError, RuntimeError) if jit == "jax" else ValueError
     with pytest.raises(errors, match="deleted or donated|has been deleted"):
         step(ws, xs)

@@ -1,4 +1,4 @@
-"""JAX's settings, static arguments and the compiled step: never a stale one."""
+"""JAX's settings and static arguments: when they change, a stale compiled step is not used."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import jaxpp.api as jaxpp
 
 
 def step_of(mesh: jaxpp.MpmdMesh, between: Callable[..., Any], **options: Any) -> Any:
-    """`between(x, *statics)` of each microbatch, one after the other."""
+    """A step that returns `between(x, *statics)` for each microbatch, concatenated."""
 
     def step(xs: jax.Array, *statics: Any, **named: Any) -> Any:
         def one(x: jax.Array) -> Any:

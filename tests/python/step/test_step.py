@@ -1,4 +1,4 @@
-"""The ways in which a step is written and called, and what it takes and gives."""
+"""Ways to write and call a step, and the arguments and results it may have."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TWO = jaxpp.Std1F1B(2)
 FOUR = jaxpp.Std1F1B(4)
 
 
-# --- Ways to make and call one ----------------------------------------------------------
+# --- Ways to make and call a step -------------------------------------------------------
 
 
 def test_decorators(after_plain_step: Any) -> None:
@@ -94,7 +94,7 @@ def test_compile_with_shapes_alone(after_plain_step: Any) -> None:
     compiled = function.compile(*shapes)
     assert_equal(compiled(m.params(), m.batch()), after_plain_step)
     assert len(function._compiled) == 1
-    # A compiled step called with another batch compiles again.
+    # A compiled step compiles again when it is called with a batch of another shape.
     other = m.plain_training_step(m.params(), m.batch(5))
     assert_equal(compiled(m.params(), m.batch(5)), other)
 
@@ -107,7 +107,7 @@ def test_trace_and_place_compiles_nothing() -> None:
 
 
 def test_names_that_the_step_shadows() -> None:
-    """A step's own parameters may be called as this package's."""
+    """A step may have parameters with the same names as those of mpmd_jit_with_loop."""
 
     def step(fun: Any, mpmd_mesh: jax.Array) -> Any:
         return m.training_step(TWO)(fun, mpmd_mesh)
@@ -176,7 +176,7 @@ def test_a_result_returned_twice() -> None:
 
     results = assert_same_as_jax(step, m.params(), m.batch(), donate_argnums=0)
     results[2][1].delete()
-    np.asarray(results[0][0])  # each result has its own memory
+    np.asarray(results[0][0])  # still valid: results do not share memory
 
 
 def test_results_feed_the_next_step_whatever_their_ranks() -> None:

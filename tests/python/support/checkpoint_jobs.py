@@ -1,8 +1,8 @@
-"""Training that goes on from checkpoints of orbax's, in jobs of several processes: what
+"""Training that resumes from orbax checkpoints, in jobs of several processes, which
 test_checkpoints_processes.py starts with `jaxpp launch`.
 
-`python checkpoint_jobs.py JOB DEVICES RANKS FOLDER`, with DEVICES a process and FOLDER that of
-the checkpoints. Tests also import this module, to train the same in one process.
+`python checkpoint_jobs.py JOB DEVICES RANKS FOLDER` has DEVICES in each process and checkpoints
+in FOLDER. Tests also import this module to run the same training in one process.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ STEPS = 4
 
 
 def problem_of(stages: int) -> Problem:
-    """The same weights for any number of stages: some of one stage each, leaves that all
-    stages have rows of, and a matrix that the first and the last one share."""
+    """A model with the same weights for any number of stages: some used by one stage, leaves
+    with rows for all stages, and a matrix that the first and the last stage share."""
 
     def loss(params: Any, mb: Any, i: Any, mark: Any) -> Any:
         x = mb["x"] @ params["tied"]
@@ -53,14 +53,14 @@ def problem_of(stages: int) -> Problem:
         "rows": jax.tree.map(lambda *ws: np.stack(ws), *models.weights(LAYERS, seed=2)),
         "tied": models.weights(1, seed=3)[0]["w"],
     }
-    # The norm needs all ranks' gradients, those of the shared matrix on two of them.
+    # The norm needs the gradients of all ranks. Two ranks have that of the shared matrix.
     clipped = optax.chain(optax.clip_by_global_norm(0.1), optax.adamw(1e-2))
     params = jax.tree.map(np.asarray, params)
     return Problem(loss, params, models.batch(MICROBATCHES), clipped)
 
 
 def step_on(mesh: Any, stages_per_rank: int = 1) -> tuple[Callable[..., Any], Any, Any]:
-    """A step, the state before its first call, and where that is to lie."""
+    """A step, the state before its first call, and the shardings for that state."""
     ranks = mesh.mpmd_dim
     stages = ranks * stages_per_rank
     problem = problem_of(stages)
@@ -83,8 +83,8 @@ def step_on(mesh: Any, stages_per_rank: int = 1) -> tuple[Callable[..., Any], An
 
 
 def dropout_on(mesh: Any, stages_per_rank: int = 1) -> tuple[Callable[..., Any], Any, Any]:
-    """The same of a step with dropout, whose state has a key that all stages use, and many of
-    each layer, which its rank alone has."""
+    """Like step_on(), for a step with dropout. Its state has a key that all stages use, and
+    many keys for each layer, which only the layer's rank holds."""
     stages = mesh.mpmd_dim * stages_per_rank
     batch = models.batch(MICROBATCHES)
 
@@ -122,14 +122,14 @@ def dropout_on(mesh: Any, stages_per_rank: int = 1) -> tuple[Callable[..., Any],
 
 
 def train(step: Any, state: Any, numbers: range) -> Iterator[tuple[int, Any, list[str]]]:
-    """The number of each step, the state after it, and the line that tells its loss."""
+    """Yields the number of each step, the state after it, and lines with the local losses."""
     for number in numbers:
         state, loss = step(state)
         yield number, state, [f"loss {number} {float(loss).hex()}"] if local_ranks(loss) else []
 
 
 def structs_of(state: Any, shardings: Any) -> Any:
-    """What orbax restores the state to: as the step takes it."""
+    """Structs with the step's shardings, from which orbax restores the state."""
 
     def of_leaf(leaf: Any, sharding: Any) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
@@ -138,7 +138,7 @@ def structs_of(state: Any, shardings: Any) -> Any:
 
 
 def copies_on_all_ranks(shardings: Any) -> Any:
-    """The same for rows of which a rank has those of several stages, here and there."""
+    """Shardings that replicate all leaves whose rows are divided over the ranks."""
 
     def of_leaf(sharding: Any) -> Any:
         mesh = sharding.mpmd_mesh
@@ -151,7 +151,7 @@ def copies_on_all_ranks(shardings: Any) -> Any:
 def run(
     ranks: int, folder: str, last: int, stages_per_rank: int = 1, make: Any = step_on
 ) -> None:
-    """Trains until the step `last`, from the last checkpoint if there is one."""
+    """Trains up to the step `last`, from the latest checkpoint if there is one."""
     step, state, shardings = make(mesh_of_all(ranks), stages_per_rank)
     if stages_per_rank > 1:
         shardings = copies_on_all_ranks(shardings)
@@ -173,7 +173,8 @@ def run(
 
 
 class KillsItself:
-    """What orbax waits for in the background before a save is complete."""
+    """A future for which orbax waits during a save; kills the process once process 0 has
+    saved its part."""
 
     def __init__(self, folder: str) -> None:
         self._folder = pathlib.Path(folder)
@@ -185,7 +186,7 @@ class KillsItself:
 
 
 def killed(ranks: int, folder: str) -> None:
-    """Process 1 dies once, in the save after `SAVED`, when others have written theirs."""
+    """Process 1 dies once, in the save after `SAVED`, when process 0 has written its part."""
     handler = ocp.type_handlers.get_type_handler(jax.Array)
     serialize, saves = handler.serialize, itertools.count(1)
 
@@ -202,7 +203,7 @@ def killed(ranks: int, folder: str) -> None:
 
 
 def on_other_ranks(shardings: Any) -> Any:
-    """The last rank has what the first one is to have, and so on."""
+    """Shardings with the order of the ranks reversed."""
 
     def of_leaf(sharding: Any) -> Any:
         mesh = sharding.mpmd_mesh
@@ -213,7 +214,7 @@ def on_other_ranks(shardings: Any) -> Any:
 
 
 def ways(ranks: int, folder: str) -> None:
-    """What is saved in each way comes back as it was, also what was restored just before."""
+    """Saves and restores the state in each way, also a state that was itself restored."""
     step, state, shardings = step_on(mesh_of_all(ranks))
     *_, (_, trained, _) = train(step, state, range(1, SAVED + 1))
     structs = structs_of(state, shardings)
@@ -231,7 +232,7 @@ def ways(ranks: int, folder: str) -> None:
         restored = pytree.restore(at / "pytree", item=structs, restore_args=arguments)
     with ocp.AsyncCheckpointer(ocp.StandardCheckpointHandler()) as checkpointer:
         checkpointer.save(at / "async", args=ocp.args.StandardSave(trained))
-        expected = list(described("state", step(trained)[0]))  # which reuses its memory
+        expected = list(described("state", step(trained)[0]))  # donates what is being saved
     with ocp.StandardCheckpointer() as standard:
         for tree in restored, standard.restore(at / "async", structs):
             assert list(described("state", step(tree)[0])) == expected

@@ -1,7 +1,7 @@
-"""Training whose weights, norms and optimizer state several ranks hold, chosen at random.
+"""Random trainings in which several ranks hold copies of weights, norms and optimizer state.
 
-Everything follows from one seed. `python copies.py DEVICES SEED...`, in each process of a job,
-prints a line with the exact bytes of each copy after the last step (test_copies.py).
+A case depends only on its seed. `python copies.py DEVICES SEED...`, in each process of a job,
+prints a line with a hash of each copy's bytes after the last step (test_copies.py).
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ OPTIMIZERS: dict[str, Any] = {
 
 @dataclasses.dataclass
 class Case:
-    """What a seed chose; printed with a failure."""
+    """The choices that follow from a seed; printed with a failure."""
 
     seed: int
     ranks: int
     stages: int
     optimizer: str
-    ties: list[tuple[int, int]]  # the later stage uses a weight of the earlier one
+    ties: list[tuple[int, int]]  # (earlier, later): the later stage reuses a weight
     schedule: Any
 
     def problem(self) -> Problem:
@@ -68,7 +68,7 @@ class Case:
 
 
 def make_case(seed: int) -> Case:
-    """The case of a seed; eight in a row have all optimizers."""
+    """The case that follows from a seed; consecutive seeds cycle through the optimizers."""
     rng = random.Random(seed)
     ranks = 2 * rng.choice([1, 2])
     stages = ranks * rng.choice([1, 2])

@@ -1,7 +1,7 @@
 """Trains a model twice, as a pipeline and as plain JAX, and compares everything.
 
-The plain side is a `lax.scan` over the same microbatches that adds up gradients: nothing of
-this package takes part in it.
+The plain side is a `lax.scan` over the same microbatches that adds up gradients. It uses
+nothing from this package.
 """
 
 from __future__ import annotations
@@ -23,14 +23,15 @@ from jaxpp.placements import physical_array
 
 
 def _axes_asked_for(ranks: int) -> dict[str, int]:
-    """TEST_AXES=data=2,model=2: what ranks have that a test says nothing of, if it fits."""
+    """The axes in TEST_AXES, such as data=2,model=2, if there are enough devices. They apply to
+    meshes for which a test gives no axes."""
     asked = os.environ.get("TEST_AXES", "")
     axes = {name: int(n) for name, n in (a.split("=") for a in asked.split(",") if a)}
     return axes if ranks * int(np.prod([*axes.values()])) <= len(jax.devices()) else {}
 
 
 def some_devices(count: int) -> list[jax.Device]:
-    """Skips the test where there are not so many."""
+    """The first `count` devices; skips the test if there are fewer."""
     if count > len(jax.devices()):
         pytest.skip(f"needs {count} devices, found {len(jax.devices())}")
     return jax.devices()[:count]
@@ -41,8 +42,8 @@ def make_mesh(ranks: int, **axes: int) -> jaxpp.MpmdMesh:
 
 
 def mesh_of(ranks: int, axes: dict[str, int], sharing: int | None = None) -> jaxpp.MpmdMesh:
-    """A mesh whose ranks have these axes, whatever is asked for; TEST_SHARING=2: so many
-    ranks, one after another, have the same devices."""
+    """A mesh whose ranks have these axes, whatever TEST_AXES says. With TEST_SHARING=2, each
+    two consecutive ranks share their devices."""
     sharing = sharing or int(os.environ.get("TEST_SHARING", "1"))
     shape = (-(-ranks // sharing), *axes.values())
     groups = np.array(some_devices(int(np.prod(shape)))).reshape(shape)
@@ -50,14 +51,14 @@ def mesh_of(ranks: int, axes: dict[str, int], sharing: int | None = None) -> jax
     return jaxpp.MpmdMesh(jax.sharding.Mesh(devices, ("stage", *axes)), "stage")
 
 
-# Without LLVM's optimisation, which is half of a training test's time and changes numbers only
-# within the tolerances. Tests of equal bits in different programs compile as users do.
+# Disables LLVM's optimisation, which takes half of a training test's time and changes results
+# only within the tolerances. Tests that compare bits of different programs do not use this.
 COMPILE_FASTER = {"xla_backend_optimization_level": 0}
 
 
 def compiler_options() -> dict[str, Any] | None:
-    """COMPILE_FASTER in `make test`. `make soak`, which sets one of these variables, compiles
-    as users do, and so do tests on accelerators."""
+    """COMPILE_FASTER in `make test`, None in `make soak`, which sets one of these variables,
+    and on accelerators."""
     soak = {"TEST_AXES", "TEST_SHARING"} & os.environ.keys()
     return None if soak or jax.default_backend() != "cpu" else COMPILE_FASTER
 
@@ -68,7 +69,7 @@ def no_mark(x: Any) -> Any:
 
 @dataclasses.dataclass
 class Problem:
-    """`loss(params, microbatch, i, mark)` returns (loss, aux); aux may be ()."""
+    """A model to train: `loss(params, microbatch, i, mark)` returns (loss, aux or ())."""
 
     loss: Callable[..., Any]
     params: Any
@@ -139,7 +140,8 @@ def assert_close(ours: Any, plain: Any, tolerance: float, what: str) -> None:
 
 
 def assert_equal(ours: Any, plain: Any, tolerance: float = 1e-5) -> None:
-    """That two pytrees have the same structure, shapes and, within the tolerance, elements."""
+    """Asserts that two pytrees have equal structures and shapes, and elements within the
+    tolerance."""
     assert jax.tree.structure(ours) == jax.tree.structure(plain)
     for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(plain), strict=True):
         assert a.shape == np.shape(b)
@@ -147,16 +149,16 @@ def assert_equal(ours: Any, plain: Any, tolerance: float = 1e-5) -> None:
 
 
 def assert_same_as_jax(step: Any, *args: Any, ranks: int = 2, **options: Any) -> Any:
-    """The step pipelined and under plain jax.jit, where its loops run in order."""
+    """Asserts that the step gives the same results as a pipeline and under plain jax.jit."""
     ours = jaxpp.mpmd_jit_with_loop(step, make_mesh(ranks), **options)
     copies = jax.tree.map(lambda x: x.copy() if isinstance(x, jax.Array) else x, args)
-    results = ours(*copies)  # some may be donated
+    results = ours(*copies)  # copies, because the step may donate arguments
     assert_equal(results, jax.jit(step)(*args))
     return results
 
 
 def _shards(array: Any) -> dict[str, set[bytes]]:
-    """The contents of the shards of all copies of an array, by the part that they hold."""
+    """The contents of all shards of an array, grouped by the part that they hold."""
     found: dict[str, set[bytes]] = {}
     for local in array._partially_addressable_arrays.values():
         for shard in physical_array(local).addressable_shards:
@@ -166,9 +168,9 @@ def _shards(array: Any) -> dict[str, set[bytes]]:
 
 
 def assert_copies_equal(tree: Any, what: str) -> None:
-    """That all ranks, and all devices of a rank, hold the same bits of what they all hold."""
+    """Asserts that all copies of a part, on any ranks and devices, are bitwise equal."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        # Parts of a leaf by rank are no copies of each other.
+        # Ranks of other arrays hold different parts, not copies.
         if not isinstance(leaf, jaxpp.MpmdArray) or not leaf.is_mpmd_replicated:
             continue
         for part, copies in _shards(leaf).items():
@@ -177,7 +179,8 @@ def assert_copies_equal(tree: Any, what: str) -> None:
 
 
 def _sharded(leaf: Any, *wanted: tuple[int, str], mesh: Any) -> PartitionSpec:
-    """The first (dimension, axis) that the mesh has and that divides the leaf's shape."""
+    """A spec for the first (dimension, axis) for which the mesh has the axis and its size
+    divides the dimension."""
     sizes = mesh.lowering_mesh().shape
     for dim, axis in wanted:
         shape = np.shape(leaf)
@@ -187,8 +190,8 @@ def _sharded(leaf: Any, *wanted: tuple[int, str], mesh: Any) -> PartitionSpec:
 
 
 def usual_specs(problem: Problem, mesh: Any) -> tuple[Any, None, Any]:
-    """What a user gives: matrices, also stacked ones, over "model" or else "data", the batch
-    over "data"; the optimizer's state is inferred."""
+    """Typical specs: matrices, also stacked ones, are sharded over "model" or else "data", the
+    batch over "data"; those of the optimizer's state are inferred."""
 
     def of_param(leaf: Any) -> PartitionSpec:
         last = np.ndim(leaf) - 1
@@ -218,18 +221,18 @@ def assert_trains_equal(
     reduce_aux: Callable[[Any], Any] = lambda aux: aux,
     **options: Any,
 ) -> Any:
-    """Trains both ways; losses, parameters, optimizer state and aux must be equal, on
-    accelerators, which fuse plain JAX's loop, within ten times the tolerance.
+    """Trains as a pipeline and in plain JAX. Losses, parameters, optimizer state and aux must
+    agree, on accelerators within ten times the tolerance, since they fuse plain JAX's loop.
 
-    `reduce_aux` makes of the plain side's stacked aux what `aux_operation` makes of ours.
+    `reduce_aux` reduces the plain side's stacked aux as `aux_operation` does in the pipeline.
     Returns the pipelined step, compiled.
     """
     if jax.default_backend() != "cpu":
         tolerance *= 10
     params, batch = problem.params, problem.batch
     if "in_specs" not in options:
-        # Plain JAX is sharded the same on the devices of one rank: sums over shards are
-        # rounded in another order than sums on one device.
+        # Shards plain JAX the same way on the devices of one rank, because sums over shards are
+        # rounded differently than sums on one device.
         specs = usual_specs(problem, mesh)
         if mesh.lowering_mesh().size > 1:
             options = {"in_specs": specs, **options}
@@ -241,7 +244,7 @@ def assert_trains_equal(
     )
     plain = plain_step(problem, options["compiler_options"])
     on_one_rank = mesh.lowering_mesh()  # set for constraints that name its axes
-    # Copies: ours may be donated.
+    # Copies, because the pipeline may donate its arguments.
     state = (problem.params, problem.optimizer.init(problem.params))
     a = jax.tree.map(lambda leaf: leaf.copy(), state)
     with jax.set_mesh(on_one_rank):

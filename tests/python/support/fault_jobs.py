@@ -1,13 +1,13 @@
-"""A training in which one process does something to itself at a certain moment: faults.py and
-test_faults.py start it.
+"""A training in which one process, the victim, injects a fault into itself at a given moment.
+faults.py and test_faults.py start it.
 
     python fault_jobs.py MOMENT FAULT VICTIM DELAY FOLDER [ADDRESS COUNT PROCESS]
 
-Without the last three arguments a launcher says what they are. The victim prints when it was
-hit, in seconds since 1970.
+Without the last three arguments, their values come from the launcher. The victim prints the
+time of the fault in seconds since 1970.
 """
 
-# ruff: noqa: E402  # the moment before the import
+# ruff: noqa: E402  # the moment "import" precedes the imports
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _hit() -> None:
 
 
 def at(moment: str) -> None:
-    """Signals come after the delay, wherever the process is by then."""
+    """Injects the fault if this is its moment; signals follow after the delay."""
     if moment != MOMENT or AGAIN:
         return
     say("at", moment, "as", os.getpid())
@@ -74,7 +74,7 @@ from equality import mesh_of, pipelined_step
 
 
 class Slow:
-    """A part of a save that takes a while, in the background."""
+    """A slow part of a save, for which orbax waits in the background."""
 
     def result(self, timeout: float | None = None) -> None:
         if FAULT in ("kill", "stop", "none"):

@@ -1,12 +1,11 @@
-"""Faults at every moment of a job of several processes (fault_jobs.py), by every way in which
-jobs are started.
+"""Faults at any moment of a job of several processes, started in all possible ways.
 
     python tests/python/support/faults.py --runs 200 [--seed N]
 
-With the default timeouts, every process must be gone within 15 seconds of the fault, or of the
-10 seconds after which a process that is stopped counts as dead; each survivor must end with
-one error, which names the process that was hit; the launcher must name it as well and exit with
-its status; no process and no segment of shared memory may be left.
+The job is fault_jobs.py, with the default timeouts. All processes must be gone 15 seconds after
+the fault, or 25 seconds after it if a process was stopped, which counts as dead after 10. Each
+survivor must end with one error that names the victim. The launcher must name the victim too
+and exit with its status. No process and no shared memory segment may be left.
 """
 
 from __future__ import annotations
@@ -29,10 +28,10 @@ from collections.abc import Callable
 from locations import jaxpp_command
 
 JOBS = pathlib.Path(__file__).with_name("fault_jobs.py")
-LIMIT = 150  # seconds, after which a job hangs
+LIMIT = 150  # seconds until a job counts as hanging
 GONE = 15
 SILENCE = 10
-STEPS = 8  # of fault_jobs.py
+STEPS = 8  # as in fault_jobs.py
 MOMENTS = (
     "import",
     "compile",
@@ -50,7 +49,7 @@ ON_LAUNCHER = {
     "terminate": signal.SIGTERM,
     "kill the launcher": signal.SIGKILL,
 }
-# Variables that are there within a job of Slurm's, and of Open MPI's, of one task.
+# Environment variables of jobs with one task under Slurm and Open MPI.
 AROUND = {
     "slurm": {
         "SLURM_JOB_ID": "7",
@@ -84,21 +83,21 @@ class Case:
     def is_possible(self) -> bool:
         if self.fault in ON_LAUNCHER:
             return self.way != "plain" and self.moment == "steady"
-        if self.moment == "import":  # JAX's initialize() has limits of its own
+        if self.moment == "import":  # JAX's initialize() has its own timeouts
             return self.way != "plain" and self.fault not in ("stop", "leave")
         if self.moment in ("waiting", "leaving"):
             return self.fault in ("kill", "stop")
-        # Between steps, the others do not need one that has left.
+        # Between steps, the other processes may finish without one that has left.
         return self.moment != "between-steps" or self.fault not in ("exit", "leave")
 
 
 def left_over(mark: str) -> list[str]:
-    """The processes that have the mark among their arguments."""
+    """The ids of processes that have the mark among their arguments."""
     found = []
     for file in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
         try:
             arguments = file.read_bytes().split(b"\0")
-        except OSError:  # it has ended meanwhile
+        except OSError:  # the process has ended meanwhile
             continue
         if mark.encode() in arguments:
             found.append(file.parent.name)
@@ -119,7 +118,7 @@ def _environment(case: Case) -> dict[str, str]:
 
 
 def _run_launched(command: str, case: Case, mark: str) -> tuple[int, str, float]:
-    """Exit status, output, and when all were gone."""
+    """Returns the exit status, the output and the time at which all processes were gone."""
     script = _script(case, mark)
     if case.way == "shell":
         script = ["sh", "-c", '"$@"; exit $?', "sh", *script]
@@ -152,7 +151,7 @@ def _run_launched(command: str, case: Case, mark: str) -> tuple[int, str, float]
         launcher.wait()
     while (
         left_over(mark) and case.fault == "kill the launcher"
-    ):  # whose guard may need a moment
+    ):  # the launcher's guard process needs a moment to kill the others
         time.sleep(0.05)
         if time.time() - _hit_at(output) > GONE:
             break
@@ -160,7 +159,7 @@ def _run_launched(command: str, case: Case, mark: str) -> tuple[int, str, float]
 
 
 def _run_plain(case: Case, mark: str) -> tuple[list[int], str, float]:
-    """Processes that nobody looks after. One that is stopped is killed when the others are
+    """Runs processes without a launcher. A stopped process is killed once the others are
     gone."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
@@ -196,7 +195,7 @@ def _hit_at(output: str) -> float:
 
 
 def _is_named(case: Case, output: str) -> list[str]:
-    """What is wrong with the errors of the survivors."""
+    """Checks that the survivors' errors name the victim; returns the complaints."""
     found = []
     for i in range(case.processes):
         if i == case.victim:
@@ -204,7 +203,7 @@ def _is_named(case: Case, output: str) -> list[str]:
         lines = re.findall(rf"^\[{i}\] (.*)$", output, re.MULTILINE)
         errors = [x for x in lines if re.match(r"jaxpp\.Jaxpp\w*Error: |jaxpp: error: ", x)]
         by_jax = case.victim == 0 and any(BY_JAX in x for x in lines)
-        ended_well = f"[{i}] step {STEPS} " in output and not errors  # before that
+        ended_well = f"[{i}] step {STEPS} " in output and not errors  # before the fault
         if len(errors) != 1 and not by_jax and not ended_well:
             found.append(f"process {i} has {len(errors)} errors: {errors}")
         found += [
@@ -225,7 +224,7 @@ def complaints(case: Case, status: int | list[int], output: str, took: float) ->
             found.append(f"the launcher's status is {status}")
         return found
     if isinstance(status, list):
-        done = [f"[{i}] step {STEPS} " in output for i in range(case.processes)]  # before that
+        done = [f"[{i}] step {STEPS} " in output for i in range(case.processes)]
         wrong = [i for i, s in enumerate(status) if s == 0 and not done[i] and i != case.victim]
         if wrong:
             found.append(f"the statuses are {status}")
@@ -242,14 +241,14 @@ def complaints(case: Case, status: int | list[int], output: str, took: float) ->
 
 
 def restart_time(output: str) -> float:
-    """From the fault to the first step of the next start."""
+    """The seconds from the fault to the first step after the restart."""
     _, _, again = output.partition("starting all processes again")
     first = re.search(r"step \d+ (\S+)$", again, re.MULTILINE)
     return float(first[1]) - _hit_at(output) if first else LIMIT
 
 
 def run_case(command: str, case: Case) -> tuple[list[str], float]:
-    """What is wrong, and how long it took from the fault until all were gone."""
+    """Returns the complaints, and the seconds from the fault until all processes were gone."""
     before = shared_memory()
     took = 0.0
     with tempfile.TemporaryDirectory() as mark:
@@ -262,21 +261,21 @@ def run_case(command: str, case: Case) -> tuple[list[str], float]:
             took = restart_time(output) if case.restarts else gone - _hit_at(output)
             found = complaints(case, status, output, took - GONE * (case.restarts > 0))
             if case.moment == "leaving" and status in (0, [0] * case.processes):
-                found, took = [], 0.0  # it had left by then
+                found, took = [], 0.0  # the victim had already left
             if found:
                 print(output, file=sys.stderr)
         except subprocess.TimeoutExpired:
             found = ["it hangs"]
         rest = left_over(mark)
         until = time.monotonic() + 10
-        while rest and time.monotonic() < until:  # the kernel may take a moment
+        while rest and time.monotonic() < until:  # the kernel may need a moment
             time.sleep(0.1)
             rest = left_over(mark)
         for number in rest:
             os.kill(int(number), signal.SIGKILL)
         if rest:
             found.append(f"left over: {rest}")
-    # Jobs of other tests may have some meanwhile.
+    # Segments may belong to jobs of other tests that run at the same time.
     while (segments := shared_memory() - before) and time.monotonic() < until + 50:
         time.sleep(0.1)
     if segments:
@@ -313,11 +312,11 @@ def run(command: str, rng: random.Random) -> tuple[str, list[str]]:
     return what, found
 
 
-Run = Callable[[random.Random], tuple[str, list[str]]]  # what was done, and what is wrong
+Run = Callable[[random.Random], tuple[str, list[str]]]  # a description, and complaints
 
 
 def main(description: str, run: Run, runs: int) -> int:
-    """Runs as often as the command line says, or `runs` times."""
+    """Calls `run` as often as --runs says, `runs` times by default."""
     parser = argparse.ArgumentParser(description=description.splitlines()[0])
     parser.add_argument("--runs", type=int, default=runs)
     parser.add_argument("--seed", type=int, default=0)

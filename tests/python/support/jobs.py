@@ -1,8 +1,8 @@
-"""Scripts of several processes: test_processes.py starts them with `jaxpp launch`.
+"""Scripts for several processes, which test_processes.py starts with `jaxpp launch`.
 
-`python jobs.py JOB[,JOB...] DEVICES MARK`, with DEVICES a process; MARK is for the test to find
-the processes by. A job prints what its test looks for; several jobs run one after the other and
-also print their names.
+`python jobs.py JOB[,JOB...] DEVICES MARK` has DEVICES in each process; the test finds the
+processes by MARK. A job prints what its test looks for. Several jobs run one after the other,
+and each prints its name first.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def types() -> None:
 
 
 def resharded() -> None:
-    """From a mesh of all processes to ranks, and back, with rows that other processes have."""
+    """Moves arrays from a mesh of all processes to ranks and back; all processes hold rows."""
     mesh = mesh_of_all(2)
     width = mesh.unstack[0].size
     sizes = jax.sharding.Mesh(mesh.jax_mesh.devices.reshape(2, width), ("stage", "data"))
@@ -109,7 +109,7 @@ def traced(folder: str) -> None:
 
 
 def profiled(folder: str) -> None:
-    """All processes into one folder, at the same time."""
+    """All processes write profiles to one folder at the same time."""
     step, weights, xs = two_stages()
     jax.block_until_ready(step(weights, xs))
     with jax.profiler.trace(folder):
@@ -117,7 +117,7 @@ def profiled(folder: str) -> None:
 
 
 def left() -> None:
-    """Weights that a step makes where they belong, and a loss that all processes have."""
+    """A step creates the weights on the ranks that use them; all processes get the loss."""
     mesh = mesh_of_all(2)
     everywhere = jaxpp.MpmdSharding(mesh, range(2), PartitionSpec())
     step, _, xs = two_stages(out_shardings=(None, everywhere))
@@ -138,7 +138,7 @@ def left() -> None:
 
 
 def on_the_way(then: Callable[[], None]) -> None:
-    """Trains without end; the last process does `then` after a few steps."""
+    """Trains forever; the last process calls `then` after a few steps."""
     step, weights, xs = two_stages()
     i = 0
     while True:
@@ -155,13 +155,13 @@ def killed() -> None:
 
 
 def stopped_of_three() -> None:
-    """The last process, which has the losses."""
+    """Stops the last process, which has the losses."""
     for _ in train("mlp", mesh_of_all(3), steps=10000):
         os.kill(os.getpid(), signal.SIGSTOP)
 
 
 def busy() -> None:
-    """The last process lets the others wait for longer than a silent one may be silent."""
+    """The last process makes the others wait for longer than the timeout for dead peers."""
     step, weights, xs = two_stages()
     for i in range(4):
         weights, total = step(weights, xs)
@@ -172,12 +172,12 @@ def busy() -> None:
 
 
 def delayed(seconds: float | None, last: int) -> Any:
-    """Trains `last` steps. A task of the middle rank waits in a callback once, for ever if
+    """Trains `last` steps. A task of the middle rank blocks in a callback once, forever if
     `seconds` is None."""
     calls = itertools.count()
 
     def look(_: Any) -> None:
-        if next(calls) == 40:  # of the sixth step
+        if next(calls) == 40:  # in the sixth step
             threading.Event().wait(seconds)
 
     def loss(weights: Any, x: Any) -> Any:
@@ -218,7 +218,7 @@ def training() -> None:
 
 
 def training_all() -> None:
-    """As many ranks as processes; says when it is on the way."""
+    """Trains forever, with a rank per process; prints a line after a few steps."""
     name, ranks = "mlp", jax.process_count()
     problem, mesh = problems(ranks)[name], mesh_of_all(ranks)
     step = jaxpp.mpmd_jit_with_loop(
@@ -232,7 +232,7 @@ def training_all() -> None:
 
 
 def raising_early() -> None:
-    """Before its first step, for which the others wait."""
+    """Process 1 raises before its first step, while the others wait for it."""
     step, weights, xs = two_stages()
     if jax.process_index() == 1:
         raise ValueError("of the user")
@@ -240,7 +240,7 @@ def raising_early() -> None:
 
 
 def killed_once() -> None:
-    """Trains to its end when it is started again."""
+    """Is killed in the first run, and completes the training when it is restarted."""
     if os.environ["JPP_RESTART"] == "0":
         killed()
     for line in train("mlp", mesh_of_all(2)):
@@ -259,7 +259,7 @@ def other_schedule() -> None:
 
 
 def differing(rate: float = 0.1, captured: float = 1.0, **options: Any) -> None:
-    """A step with a number written in it and an array that it closes over."""
+    """Runs a step that contains a literal number and closes over an array."""
     scale = np.full(4, captured, np.float32)
 
     def loss(weights: Any, x: Any) -> Any:
@@ -291,14 +291,14 @@ def other_options() -> None:
 
 
 def missing_step() -> None:
-    """The first process makes a step that the other does not."""
+    """Only the first process creates the step."""
     step, weights, xs = two_stages()
     if jax.process_index() == 0:
         step(weights, xs)
 
 
 def late_step() -> None:
-    """The first process waits for the other, which is busy, for a second only."""
+    """The first process waits only a second for the other, which is busy for longer."""
     processes._TIMEOUT_MS = 1000
     if jax.process_index() == 1:
         time.sleep(8)
@@ -308,7 +308,7 @@ def late_step() -> None:
 
 
 def moved_argument() -> None:
-    """A result of one rank as the argument that another rank takes."""
+    """Passes each rank's result as the argument of the other rank."""
     step, weights, xs = two_stages()
     (first, second), _ = step(weights, xs)
     step([second, first], xs)
@@ -320,7 +320,7 @@ def spread_rank() -> None:
 
 
 def nodes_of_a_rank() -> None:
-    """What a process knows of ranks in several ones; the plugin has devices alone."""
+    """Prints how a process sees ranks that span processes. The plugin can only list devices."""
     mesh = mesh_of(2, {"data": 2})
     owners = [d.process_index for rank in range(2) for d in mesh.devices_of(rank)]
     me = jax.process_index()
@@ -376,7 +376,7 @@ def no_copy() -> None:
 
 
 def put_from_a_device() -> None:
-    """What JAX 0.10.2 cannot take apart, other versions may."""
+    """JAX 0.10.2 cannot list the shards of this array; other versions may."""
     step, weights, xs = two_stages()
     everywhere = NamedSharding(mesh_of_all(2).jax_mesh, PartitionSpec())
     try:

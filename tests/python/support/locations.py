@@ -1,4 +1,4 @@
-"""Where the project is, and the command `jaxpp` that was installed with the tested package."""
+"""Paths of the project and of the command `jaxpp` that belongs to the tested package."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def jaxpp_command() -> str:
 
 
 def faster_environment() -> dict[str, str]:
-    """The environment of a process whose programs are compiled without LLVM's optimisation,
-    which takes half of the time that such a process runs."""
+    """An environment for processes that compile without LLVM's optimisation, which would take
+    half of their time."""
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_backend_optimization_level=0"
     return {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
 
 
 def environment(*folders: pathlib.Path, **variables: str) -> dict[str, str]:
-    """The environment of a process that imports modules from SUPPORT and these folders."""
+    """An environment for processes that import modules from SUPPORT and these folders."""
     path = [str(SUPPORT), *map(str, folders), os.environ.get("PYTHONPATH", "")]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, path)), **variables}

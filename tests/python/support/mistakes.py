@@ -1,6 +1,6 @@
-"""Steps as users write them, some right, most with a mistake in them.
+"""Steps as users write them, a few correct, most with a mistake.
 
-docs/errors.md shows what each mistake gets, and the lines of this file that the messages name.
+docs/errors.md shows the message for each mistake, and the lines of this file that it names.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def batch(microbatches: int = 3, size: int = 2) -> jax.Array:
 
 
 def loss(ws: list[jax.Array], x: jax.Array) -> jax.Array:
-    """A layer a stage, each one marked."""
+    """Ends a stage after each layer."""
     for w in ws:
         x = jaxpp.mark_stage_end(jnp.tanh(x @ w))
     return jnp.mean(x**2)
@@ -57,7 +57,7 @@ def training_step(schedule: Any, loss: Callable[..., Any] = loss) -> Callable[..
 
 
 def plain_training_step(ws: list[jax.Array], xs: jax.Array) -> Any:
-    """What `training_step` means, without this package."""
+    """The same as `training_step` in plain JAX."""
     pairs = [jax.value_and_grad(unmarked_loss)(ws, x) for x in xs]
     total, grads = jax.tree.map(lambda *leaves: sum(leaves), *pairs)
     return [w - 0.1 * g for w, g in zip(ws, grads, strict=True)], total
@@ -161,7 +161,7 @@ def branch_on_data(ws: list[jax.Array], x: jax.Array) -> jax.Array:
 
 
 def forward(xs: Any, fun: Callable[..., Any] | None = None, **options: Any) -> Any:
-    """Two marked stages that only pass `x` on."""
+    """A loop of two stages that only pass `x` on."""
 
     def one(x: Any) -> Any:
         x = jaxpp.mark_stage_end(jaxpp.mark_stage_end(x))
@@ -221,7 +221,7 @@ class NoUpdate:
 
 
 class CountsInIntegers(NoUpdate):
-    """Its state is int32, whatever the values are."""
+    """An operation whose state is int32, whatever the dtype of the values."""
 
     def state(self, n: int, value: jax.ShapeDtypeStruct) -> jax.Array:
         return jnp.zeros(value.shape, jnp.int32)
@@ -245,7 +245,7 @@ class TwoStates(CountsInIntegers):
 
 
 class UserSchedule(jaxpp.BaseSchedule):
-    """All forwards, then all backwards, on two ranks; `edit` breaks the lists."""
+    """All forwards, then all backwards, on two ranks; `edit` changes the lists."""
 
     def __init__(self, edit: Callable[[list[list[Any]]], Any] = lambda rows: None) -> None:
         super().__init__(num_stages=2)
@@ -273,7 +273,7 @@ def backward_first(rows: list[list[Any]]) -> None:
 
 
 def wait_in_a_circle(rows: list[list[Any]]) -> None:
-    # Rank 0 wants the first microbatch back early, rank 1 begins with the second.
+    # Rank 0 waits for the first microbatch's gradient, but rank 1 begins with the second.
     rows[0] = [Task(0, 0, F), Task(0, 0, B), *rows[0][1:3], *rows[0][4:]]
     rows[1][0], rows[1][1] = rows[1][1], rows[1][0]
 
@@ -393,7 +393,7 @@ def loss_and_gradient_apart(ws: list[jax.Array], xs: jax.Array) -> Any:
     return jaxpp.treduce(one, xs, jaxpp.Std1F1B(2))
 
 
-# --- What works, and is hardly meant ----------------------------------------------------
+# --- Valid, but probably unintended -----------------------------------------------------
 
 LARGE = 1024  # columns: a float32 matrix of WIDTH * LARGE * LARGE bytes
 

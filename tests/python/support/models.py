@@ -1,4 +1,4 @@
-"""Models of the equality tests: small, each with what its test is about."""
+"""Small models for the equality tests, each with the feature that its test is about."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Random models, schedules and steps, each trained as a pipeline and as plain JAX.
 
-Everything follows from one seed, so a case that fails can be run again:
+A case depends only on its seed, so a failure can be reproduced:
 
     python tests/python/support/random_models.py --seed 1234    # one case
     python tests/python/support/random_models.py --cases 1000   # or `make random CASES=1000`
@@ -41,8 +41,8 @@ _WIDTH, _SAMPLES = 16, 4
 
 
 class RandomOrder(jaxpp.BaseSchedule):
-    """A list that a user could have written: any rank for any stage, in any order that
-    runs; microbatches in order."""
+    """A random schedule that a user could write: any assignment of stages to ranks, and any
+    order without a deadlock in which each stage runs its microbatches in order."""
 
     def __init__(self, stages: int, ranks: int, seed: int) -> None:
         super().__init__(stages)
@@ -50,13 +50,13 @@ class RandomOrder(jaxpp.BaseSchedule):
 
     def tasks(self, n_mubatches: int) -> list[list[Any]]:
         rng = random.Random(self.seed)
-        # Every rank has a stage.
+        # Every rank has at least one stage.
         rank_of = [*range(self.ranks)]
         rank_of += [rng.randrange(self.ranks) for _ in range(self.num_stages - self.ranks)]
         rng.shuffle(rank_of)
         kind = jaxpp.TaskType
         backward = [kind.BWD_I, kind.BWD_W] if rng.random() < 0.5 else [kind.BWD]
-        done: dict[tuple[int, Any], int] = {}  # by stage and kind: microbatches
+        done: dict[tuple[int, Any], int] = {}  # (stage, kind): number of microbatches
         rows: list[list[Any]] = [[] for _ in range(self.ranks)]
 
         def count(stage: int, of: Any) -> int:
@@ -133,13 +133,13 @@ def _scanned(p: Any, x: Any) -> Any:
 
 @dataclasses.dataclass
 class Case:
-    """What a seed chose; printed with a failure."""
+    """The choices that follow from a seed; printed with a failure."""
 
     seed: int
     ranks: int
     axes: dict[str, int]
     stages: int
-    layers: list[int]  # of each stage
+    layers: list[int]  # number in each stage
     schedule: Any
     microbatches: int
     optimizer: str
@@ -157,39 +157,39 @@ class Case:
         return self.ranks * int(np.prod([*self.axes.values()]))
 
     def state(self) -> Any:
-        """What goes through the steps beside the weights."""
+        """The state that steps pass on besides the weights."""
         return self.transform.init(self.params), self.memory
 
 
 _OPTIONS = (
-    "tied",  # a weight of an early stage in a late one
-    "skip",  # an early activation in a late stage
+    "tied",  # a late stage reuses a weight of an early one
+    "skip",  # a late stage uses an early activation
     "remat",
     "jit",
     "scan",  # a stage that scans over its layers
     "stacked",  # the weights of all layers in one array
-    "open end",  # no mark behind the last stage
+    "open end",  # no mark after the last stage
     "dropout",
-    "constant",  # closed over
-    "aux",  # results of several kinds, one of them dropped
+    "constant",  # an array that the step closes over
+    "aux",  # results of several kinds, one of which is dropped
     "norm",  # the gradients' norm is returned
     "frozen",  # weights without gradients
-    "memory",  # what stages use and every step changes, the loop or not
-    "memory by stages",  # a leaf of that for each stage
+    "memory",  # state besides the optimizer's, which stages use and each step changes
+    "memory by stages",  # such state with a leaf for each stage
     "unused",  # an argument that nothing uses
     "donated",
     "constraints",
     "context mesh",
     "specs",
     "arrays on the mesh",
-    "passed on",  # a result that is an argument
+    "passed on",  # an argument that is returned unchanged
     "explicit axes",
-    "left",  # results on ranks that are named
+    "left",  # results on given ranks
 )
 
 
 def _optimizer(name: str, dtype: str) -> Any:
-    # Adam makes whole steps of gradients above eps, so what rounds them must be below it.
+    # Adam takes full steps for gradients above eps, so eps must exceed rounding errors.
     adam = optax.adamw(1e-2, eps=1e-3 if dtype == "float32" else 1e-1)
     clipped = optax.chain(optax.clip_by_global_norm(0.1), adam)
     return {
@@ -218,7 +218,7 @@ def _make_params(rng: random.Random, case: Case) -> Any:
     return {"layers": [[layer() for _ in range(n)] for n in case.layers]}
 
 
-# What the table of a memory may be of.
+# Possible dtypes of the table in a memory.
 _DTYPES = (
     *("bool", "int4", "uint4", "int8", "uint16", "int32", "float16", "bfloat16", "complex64"),
     *("float8_e4m3fn", "float8_e5m2"),
@@ -332,7 +332,7 @@ def _aux_operation(case: Case) -> Any:
 
 
 def _make_step(case: Case, loss: Callable[..., Any]) -> Callable[..., Any]:
-    """step(reduce, mark, constrain) gives the function to run."""
+    """A function step(reduce, mark, constrain) that returns the training step."""
     options = case.options
 
     def step(reduce: Any, mark: Any, constrain: Any) -> Callable[..., Any]:
@@ -366,7 +366,7 @@ def _make_step(case: Case, loss: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def make_case(seed: int) -> Case:
-    """The case of a seed."""
+    """The case that follows from a seed."""
     rng = random.Random(seed)
     axes: dict[str, int] = rng.choice([{}, {"data": 2}, {"data": 2}, {"data": 2, "model": 2}])
     ranks = rng.choice([n for n in (1, 2, 3, 4) if n * int(np.prod([*axes.values()])) <= 8])
@@ -387,7 +387,7 @@ def make_case(seed: int) -> Case:
     )
     name = type(case.schedule).__name__
     if name in ("Interleaved1F1B", "KimiK2", "InterleavedZeroBubble"):
-        # These take whole rounds of microbatches.
+        # These schedules need a multiple of `ranks` microbatches.
         case.microbatches = max(1, case.microbatches // ranks) * ranks
     if name in ("ZeroBubble", "ZeroBubbleH2", "DualPipeV"):
         case.microbatches = max(case.microbatches, stages)
@@ -408,7 +408,7 @@ def make_case(seed: int) -> Case:
     return case
 
 
-# --- Both ways --------------------------------------------------------------------------
+# --- As a pipeline and in plain JAX -----------------------------------------------------
 
 
 def _plain(case: Case) -> Callable[..., Any]:
@@ -440,7 +440,7 @@ def _specs(case: Case, mesh: Any) -> Any:
 
 
 def left_on(case: Case) -> dict[str, tuple[int, ...]]:
-    """The ranks that results are left on, by their names."""
+    """The ranks on which results are left, by the name of the result."""
     if "left" not in case.options:
         return {}
     rng = random.Random(case.seed)
@@ -457,7 +457,7 @@ def _out_shardings(case: Case, mesh: Any) -> Any:
 
 
 def pipelined(case: Case, mesh: Any, in_specs: Any = None) -> Callable[..., Any]:
-    """The step, with these specs or with those that the case has chosen."""
+    """The pipelined step, with the given specs or those of the case."""
     operation = (jaxpp.Add, jaxpp.Add, _aux_operation(case))
 
     def reduce(one: Any) -> Any:
@@ -489,14 +489,14 @@ def _explicit(mesh: Any) -> Any:
 
 
 def _put(leaf: Any, sharding: Any) -> jax.Array:
-    """An array on that, from the host."""
+    """Copies the leaf to the host and from there to this sharding."""
     data = jax.device_put(np.asarray(physical_array(leaf)), sharding)
     impl = key_implementation(leaf.dtype)
     return jax.random.wrap_key_data(data, impl=impl) if impl else data
 
 
 def train(case: Case, mesh: Any, steps: int = 3) -> Iterator[dict[str, Any]]:
-    """What each step of the pipeline gives."""
+    """The results of each step of the pipeline."""
     if "explicit axes" in case.options:
         mesh = _explicit(mesh)
     step = pipelined(case, mesh)
@@ -517,7 +517,7 @@ def train(case: Case, mesh: Any, steps: int = 3) -> Iterator[dict[str, Any]]:
 
 
 def run_case(case: Case) -> None:
-    """Trains both ways. Raises AssertionError where they differ."""
+    """Trains as a pipeline and in plain JAX; raises AssertionError if the results differ."""
     plain = _plain(case)
     tolerance = 1e-4 if case.dtype == "float32" else 6e-2
     b = case.params, case.state()
@@ -527,7 +527,7 @@ def run_case(case: Case) -> None:
         for name, ranks in left_on(case).items():
             assert {x.mpmd_idxs for x in jax.tree.leaves(found[name])} <= {ranks}, name
         for name in expected:
-            # Squares of gradients that were rounded to bfloat16 say little.
+            # Squares of gradients in bfloat16 are too inaccurate to compare.
             if name == "state" and case.dtype == "bfloat16":
                 continue
             worst = difference(found[name], expected[name])
@@ -537,7 +537,7 @@ def run_case(case: Case) -> None:
 
 
 def run_seeds(seeds: Sequence[int], verbose: bool = False) -> list[tuple[Case, str]]:
-    """The cases that fail, each with its traceback."""
+    """Runs the cases; returns those that fail, each with its traceback."""
     failed = []
     for seed in seeds:
         start = time.monotonic()

@@ -1,6 +1,7 @@
-"""Random models in several processes, of `jaxpp launch` or of Ray: bit for bit what one gets.
+"""Random models in several processes, with `jaxpp launch` or Ray, against a single process.
 
-Everything follows from one seed, so a case that fails can be run again:
+All results must be bitwise equal. A case depends only on its seed, so a failure can be
+reproduced:
 
     python tests/python/support/random_processes.py --cases 100 [--ray]
     python tests/python/support/random_processes.py --first 1234 --cases 1 [--ray]
@@ -30,13 +31,13 @@ from equality import mesh_of
 from locations import jaxpp_command
 from random_models import Case, make_case, train
 
-LIMIT = 600  # seconds, so that a hang fails
+LIMIT = 600  # seconds; only to make a hang fail
 _ENVIRONMENT = {"JPP_ADDRESS": "127.0.0.1"}
 _OF_DEVICES = {"explicit axes", "arrays on the mesh", "context mesh"}
 
 
 def digests(case: Case, mesh: Any) -> Iterator[str]:
-    """A line for each leaf of each step, with the exact bytes that this process has of it."""
+    """A line for each leaf of each step, with a hash of the bytes that this process holds."""
     for n, found in enumerate(train(case, mesh)):
         yield from trainings.described(f"{case.seed} step {n} ", found)
 
@@ -46,7 +47,7 @@ def _mesh_here(case: Case) -> Any:
 
 
 def say_digests(seeds: Sequence[int]) -> None:
-    """In a process of a job."""
+    """Prints the digests of these cases in a process of a job."""
     jax.distributed.initialize()
     for seed in seeds:
         case = make_case(seed)
@@ -56,8 +57,8 @@ def say_digests(seeds: Sequence[int]) -> None:
 
 
 def _groups(seeds: Sequence[int]) -> dict[tuple[int, int], list[int]]:
-    """The seeds by how many processes they are for, and how many devices each has. All ranks
-    of a model with one rank would lie in one process: there are none of these."""
+    """Groups the seeds by the number of processes and of devices per process. Models whose
+    ranks cannot be divided over several processes are left out."""
     found = collections.defaultdict(list)
     for seed in seeds:
         case = make_case(seed)
@@ -69,7 +70,7 @@ def _groups(seeds: Sequence[int]) -> dict[tuple[int, int], list[int]]:
 
 
 def _job(processes: int, devices: int, seeds: Sequence[int]) -> tuple[set[str], str]:
-    """The lines of all processes, and what they say of errors."""
+    """Runs the cases in a job; returns the lines of all processes, and their stderr."""
     child = [sys.executable, "-W", "ignore", __file__, "--process", *map(str, seeds)]
     job = subprocess.run(
         [jaxpp_command(), "launch", "-n", str(processes), "--", *child],
@@ -82,7 +83,7 @@ def _job(processes: int, devices: int, seeds: Sequence[int]) -> tuple[set[str], 
 
 
 def _difference(seed: int, said: set[str]) -> str | None:
-    """Where a job's lines of a case differ from those of this process; None: nowhere."""
+    """The first difference between a job's lines and this process' lines of a case, or None."""
     case = make_case(seed)
     here = set(digests(case, _mesh_here(case)))
     there = {line for line in said if line.startswith(f"{seed} ")}
@@ -93,7 +94,7 @@ def _difference(seed: int, said: set[str]) -> str | None:
 
 
 def run_seeds_on_ray(seeds: Sequence[int]) -> tuple[int, list[str]]:
-    """The same in workers of Ray, whose controller has no devices of the mesh."""
+    """Like run_seeds(), with Ray workers and a controller that has no devices of the mesh."""
     os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
     import ray
 
@@ -117,7 +118,7 @@ def run_seeds_on_ray(seeds: Sequence[int]) -> tuple[int, list[str]]:
 
 
 def run_seeds(seeds: Sequence[int]) -> tuple[int, list[str]]:
-    """How many cases were run, and what is wrong with some."""
+    """Returns the number of cases that were run, and the failures."""
     run, wrong = 0, []
     for (processes, devices), group in _groups(seeds).items():
         said, errors = _job(processes, devices, group)

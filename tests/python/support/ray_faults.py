@@ -1,10 +1,11 @@
-"""Faults at random moments: meshes on Ray of which one worker is killed or stopped, while the
-controller compiles, connects or trains.
+"""Faults at random moments in meshes on Ray.
+
+A worker is killed or stopped while the controller compiles, connects or trains:
 
     python tests/python/support/ray_faults.py --runs 50 [--seed N]
 
-The controller must get one error that names the worker, within 30 seconds and in the same
-script for every mesh, and no worker may be left.
+Within 30 seconds the controller must get one error that names the worker, and no worker may be
+left. All meshes are made in the same process.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def lives(process: int) -> bool:
 
 
 def train_until_failure(mesh: Any) -> str:
-    """The error's text, of a training that would go on for minutes."""
+    """Starts a training of several minutes; returns the text of the error that ends it."""
     try:
         for _ in trainings.train("mlp", mesh, steps=100_000):
             pass

@@ -1,5 +1,5 @@
-"""Trainings of small models, and their results as lines of text: each process of a job prints
-those of its ranks (jobs.py), and a test makes the same in one process.
+"""Trainings of small models, with their results as lines of text: each process of a job prints
+the lines of its ranks (jobs.py), and a test computes the same lines in one process.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ def say(*words: Any) -> None:
 
 
 def local_ranks(array: Any) -> list[int]:
-    """The ranks of this process that have it."""
+    """The ranks of this process that hold the array."""
     mesh, me = array.sharding.mpmd_mesh, jax.process_index()
     return [r for r in array.mpmd_idxs if mesh.devices_of(r)[0].process_index == me]
 
 
 def described(name: str, tree: Any) -> Iterator[str]:
-    """A line with the exact bytes, hashed, of each copy that this process has."""
+    """A line with a hash of the exact bytes for each copy that this process holds."""
     for path, array in jax.tree_util.tree_leaves_with_path(tree):
         ranks = local_ranks(array)
         if not ranks:
@@ -50,7 +50,7 @@ def described(name: str, tree: Any) -> Iterator[str]:
 
 
 def tied_mlp(stages: int) -> Any:
-    """An MLP whose last stage has the first stage's weights once more."""
+    """An MLP whose last stage reuses the first stage's weights."""
     problem = models.mlp([1] * stages, MICROBATCHES)
     of_mlp = problem.loss
     problem.loss = lambda params, *rest: of_mlp([*params, params[0]], *rest)
@@ -59,8 +59,8 @@ def tied_mlp(stages: int) -> Any:
 
 
 def cast_mlp(stages: int) -> Any:
-    """The same in bfloat16: the shared weights are cast once for both uses, so that their
-    gradient is one sum of the loop, and one rank updates them."""
+    """tied_mlp() in bfloat16: the shared weights are cast once for both uses, so their gradient
+    is a single sum of the loop and one rank updates them."""
     problem = tied_mlp(stages)
     in_float32 = problem.loss
 
@@ -72,7 +72,7 @@ def cast_mlp(stages: int) -> Any:
 
 
 def stacked_mlp(stages: int) -> Any:
-    """An MLP whose layers are rows of one leaf: each rank has its own."""
+    """An MLP whose layers are rows of one leaf; each rank holds its own rows."""
     problem = models.mlp([2] * stages, MICROBATCHES)
 
     def loss(params: Any, mb: Any, i: Any, mark: Any) -> Any:
@@ -105,7 +105,7 @@ def problems(stages: int) -> dict[str, Any]:
 
 
 def with_state_on_host(step: Callable[..., Any]) -> Callable[..., Any]:
-    """A step that takes its optimizer's state from the host and puts it back."""
+    """A step that copies the optimizer's state from host memory and back."""
 
     def moving(params: Any, state: Any, batch: Any) -> Any:
         state = jax.device_put(state, jax.memory.Space.Device)
@@ -116,8 +116,8 @@ def with_state_on_host(step: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def train(name: str, mesh: Any, steps: int = STEPS) -> Iterator[str]:
-    """Losses as they come, then parameters and optimizer state; of the problem "hosted", the
-    state is in pinned host memory."""
+    """Yields each loss, then parameters and optimizer state. The state of the problem "hosted"
+    is in pinned host memory."""
     problem = problems(mesh.mpmd_dim)[name]
     options = {}
     if mesh.lowering_mesh().size > 1:
@@ -177,7 +177,7 @@ def two_stages(
 
 
 def saved_and_loaded(mesh: Any, folder: str) -> Iterator[str]:
-    """What a step gives that was saved by this process, and loaded by it."""
+    """The results of a step that this process saved and loaded."""
     step, weights, xs = two_stages(mesh=mesh)
     path = os.path.join(folder, f"step{jax.process_index()}.plan")
     step.compile(weights, xs).save(path)
@@ -191,7 +191,7 @@ TYPES = (
 
 
 def sum_by_way_of(dtype: Any, xs: Any) -> Any:
-    """The second stage gets numbers of that type from the first."""
+    """The sum of xs; the first stage sends them to the second as numbers of this type."""
 
     def one(x: Any) -> Any:
         x = jaxpp.mark_stage_end(jnp.floor(x).astype(dtype))
@@ -201,7 +201,7 @@ def sum_by_way_of(dtype: Any, xs: Any) -> Any:
 
 
 def sums_of_types(mesh: Any) -> Iterator[str]:
-    """Of odd sizes."""
+    """Sends values of every type and of odd sizes, and yields their sums."""
     xs = np.random.default_rng(0).uniform(0, 3, (MICROBATCHES, 3, 5)).astype(np.float32)
     for name in TYPES:
         total = functools.partial(sum_by_way_of, jnp.dtype(name))
@@ -211,10 +211,10 @@ def sums_of_types(mesh: Any) -> Iterator[str]:
 
 
 P = PartitionSpec
-# How stage 0 lays its result over the four devices of a rank, and how stage 1 wants it.
+# How stage 0 shards its result over the four devices of a rank, and how stage 1 wants it.
 RELAID = (
-    (P(("data", "model")), P("data")),  # 4 shards to 2
-    (P("data"), P(("data", "model"))),  # 2 to 4
+    (P(("data", "model")), P("data")),  # 4 shards to 2 shards
+    (P("data"), P(("data", "model"))),  # 2 shards to 4 shards
     (P("data", "model"), P("model", "data")),
     (P(None, "model"), P("data")),
     (P(), P(None, ("model", "data"))),
@@ -223,7 +223,7 @@ RELAID = (
 
 
 def relaid(mesh: Any) -> Iterator[str]:
-    """Losses and gradients where the stages lay values out differently."""
+    """Losses and gradients of two stages that shard the same value differently."""
     rng = np.random.default_rng(0)
     weights = [rng.normal(size=(8, 8)).astype(np.float32) for _ in range(2)]
     xs = rng.normal(size=(MICROBATCHES, 8, 8)).astype(np.float32)
@@ -244,8 +244,8 @@ def relaid(mesh: Any) -> Iterator[str]:
 
 
 def check_order(trace: str, steps: int) -> None:
-    """That in a trace of two_stages() on one host no task begins before those that made what
-    it takes have ended."""
+    """Asserts that in a trace of two_stages() on one host no task begins before the tasks that
+    produce its inputs have ended."""
     runs = [event for event in json.loads(trace)["traceEvents"] if event["ph"] == "X"]
     for microbatch in range(8):
         found = [

@@ -1,4 +1,4 @@
-"""Programs written by hand, and the same in plain JAX: a training step, and random ones."""
+"""Programs written by hand, with equivalents in plain JAX: a training step and random ones."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def loss_of(w: Any, h: Any, y: Any) -> Any:
 
 
 def training(mesh: mpmd.MpmdMesh, microbatches: int, **options: Any) -> mpmd.MpmdFunction:
-    """A step of (ws, xs, ys) over two ranks, whose rows are divided over "data"; its results
-    are the losses and the new weights."""
+    """A step of (ws, xs, ys) on two ranks, with rows sharded over "data"; it returns the losses
+    and the new weights."""
     w0, w1 = (on(mesh, rank) for rank in (0, 1))
     b0, b1 = (on(mesh, rank, "data") for rank in (0, 1))
     shardings = ((w0, w1), b0, b1)
@@ -102,8 +102,8 @@ def plain_training(ws: Any, xs: Any, ys: Any) -> Any:
 
 
 def trained(mesh: mpmd.MpmdMesh) -> Iterator[str]:
-    """What this process has after two steps, and of a program whose values are on several
-    ranks, as lines."""
+    """Lines with what this process holds after two steps, and with its results of a program
+    whose values are on several ranks."""
     step = training(mesh, 3)
     ws, xs, ys = batch(3)
     for _ in range(2):
@@ -134,8 +134,8 @@ _OPS: list[Callable[..., Any]] = [
 
 
 class RandomProgram:
-    """A program of tasks, transfers, stacks and slices, on values of 4 rows; `plain` computes
-    the same."""
+    """A random program of tasks, transfers, stacks and slices on values with 4 rows; `plain`
+    computes the same."""
 
     def __init__(self, seed: int, ranks: int) -> None:
         self.random, self.ranks, self.seed = random.Random(seed), ranks, seed
@@ -213,7 +213,7 @@ class _Written:
         return mpmd.transfer(value, out_shardings=sharding).done()
 
     def sum_over(self, values: list[Any], ranks: list[int]) -> list[Any]:
-        """Each rank gets the sum of what the ranks have."""
+        """Gives each rank the sum of the ranks' values."""
         whole = [
             self.task(lambda x: x[None], r, False, [v])
             for v, r in zip(values, ranks, strict=True)

@@ -1,4 +1,4 @@
-"""Inside a step the context mesh is a rank's, whatever mesh is set or named."""
+"""Inside a step, JAX's context mesh is the mesh of one rank, whichever mesh the user sets."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def split(mesh: jaxpp.MpmdMesh) -> P:
 
 
 def problem_of(wrap: Callable[[Any], Any], ends: Callable[[Any], Any] = no_mark) -> Problem:
-    """Two stages of two layers, each through `wrap` on the pipelined side."""
+    """Two stages of two layers; in the pipeline, each layer is wrapped in `wrap`."""
 
     def loss(params: Any, mb: Any, i: Any, mark: Any) -> Any:
         layer = models.layer if mark is no_mark else wrap(models.layer)
@@ -140,7 +140,7 @@ def test_after_a_step_the_context_is_what_it_was(mesh: Any) -> None:
 
 
 def placed(problem: Problem, mesh: Any) -> Iterator[Any]:
-    """The batch on the whole mesh, replicated, split, and split over the ranks too."""
+    """The batch placed on the whole mesh: replicated, split, and also split over the ranks."""
     whole, data = mesh.jax_mesh, split(mesh)
     for spec in (P(), P(None, *data), P("stage", *data)):
         yield jax.device_put(problem.batch, NamedSharding(whole, spec))

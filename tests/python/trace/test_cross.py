@@ -1,4 +1,4 @@
-"""Values of several ranks after the loop, and arrays moved to and from the ranks."""
+"""Operations after the loop on values of several ranks, and arrays moved to and from ranks."""
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,7 @@ import models
 
 
 def run_on_results(mesh4, after):
-    """A forward-only loop with one result a stage, and `after` of these."""
+    """Runs a forward-only loop with one result per stage, and `after` on the results."""
     params, batch = models.weights(4), models.batch(3)
 
     def step(params, x):

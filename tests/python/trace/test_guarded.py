@@ -1,4 +1,4 @@
-"""Optimizer updates under a condition that all ranks know: each rank keeps only its rows."""
+"""Optimizer updates under a condition that all ranks know: each rank holds only its rows."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ GUARDS: dict[str, tuple[Any, Update]] = {
 
 
 def guarded_step(update: Update, stages: int) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """The step as a pipeline, and the same function for plain JAX."""
+    """The pipelined step, and the same function for plain JAX."""
 
     def loss_fn(params: Any, x: jax.Array, mark: Any) -> jax.Array:
         for s in range(stages):
@@ -82,7 +82,7 @@ def guarded_step(update: Update, stages: int) -> tuple[Callable[..., Any], Calla
 
 
 def problem(optimizer: Any, stages: int) -> tuple[Any, Any, jax.Array]:
-    """Leaves larger and smaller than what the planner calls small, and one of scalars."""
+    """Leaves above and below the planner's threshold for small values, one with scalar rows."""
     w, x = jax.random.split(jax.random.key(stages))
     params = {
         "w": jax.random.normal(w, (ROWS * stages, WIDTH, WIDTH)) / 6,

@@ -156,7 +156,7 @@ def test_treduce_i_with_the_index() -> None:
 
 
 class ExponentialAverage:
-    """An operation of a user's own: 0.9 of the state and a tenth of what is new."""
+    """A user-defined operation: 0.9 of the state plus 0.1 of the new value."""
 
     def state(self, n: int, value: jax.ShapeDtypeStruct) -> jax.Array:
         return jnp.zeros(value.shape, jnp.float32)
@@ -166,7 +166,7 @@ class ExponentialAverage:
 
 
 class KeepLast:
-    """Given as a class, without parentheses; does not look at the index."""
+    """An operation that is passed as a class, not an instance, and ignores the index."""
 
     def state(self, n: int, value: jax.ShapeDtypeStruct) -> jax.Array:
         return jnp.zeros(value.shape, value.dtype)

@@ -1,4 +1,4 @@
-"""Operations that a step may have in its stages beyond products and sums."""
+"""Operations in stages other than products and sums."""
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,7 @@ from equality import Problem, assert_trains_equal
 
 
 def staged(between, tolerance=1e-5, **options):
-    """Two stages of a layer each, with `between(x)` in the second."""
+    """Two stages of one layer each; the second applies `between(x, i)` to its input."""
 
     def loss(params, mb, i, mark):
         x = mark(models.layer(params[0], mb["x"]))
@@ -57,7 +57,7 @@ BETWEEN = {
 
 @pytest.mark.parametrize("name", BETWEEN)
 def test_operation_in_a_stage(name, any_mesh2):
-    # The decompositions run in another order of operations inside LAPACK's threads.
+    # LAPACK's threads compute decompositions in varying order.
     tolerance = 1e-4 if name in ("qr", "eigh", "svd", "solve", "cholesky") else 1e-5
     # XLA's CPU compiler cannot shard its FFT over two axes.
     options = {"in_specs": None} if name == "complex" else {}
@@ -79,7 +79,7 @@ def test_optimizer(name, any_mesh2):
     problem.optimizer = OPTIMIZERS[name]()
     if name == "multi_steps":
         problem.optimizer = problem.optimizer.gradient_transformation()
-    # It divides gradients by their own size, and so magnifies how their sums are rounded.
+    # Adafactor divides gradients by their size, which magnifies rounding errors in their sums.
     tolerance = 1e-3 if name == "adafactor" else 1e-5
     assert_trains_equal(problem, jaxpp.Std1F1B(2), any_mesh2, steps=4, tolerance=tolerance)
 

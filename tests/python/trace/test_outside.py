@@ -1,4 +1,4 @@
-"""Control flow outside the loops: every rank does its own part of it."""
+"""Control flow outside the loops: every rank runs its own part of it."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_a_branch_that_is_not_taken_does_not_run(mesh2: Any) -> None:
 
 @pytest.mark.parametrize("impl", ["threefry2x32", "rbg"])
 def test_keys_that_a_branch_makes(impl: str, any_mesh2: Any) -> None:
-    """The noise of both ranks' weights is drawn from keys that one branch makes."""
+    """One branch splits the keys from which the noise for both ranks' weights is drawn."""
 
     def update(grads: Any, key: Any, params: Any) -> Any:
         def noisy() -> Any:
@@ -143,7 +143,7 @@ def test_keys_that_a_branch_makes(impl: str, any_mesh2: Any) -> None:
 
 
 def large(update: Callable[..., Any]) -> Problem:
-    """Two stages of 160 kB each."""
+    """Two stages with 160 kB of weights each."""
 
     def loss(params: Any, mb: Any, i: Any, mark: Any) -> Any:
         x = mb["x"]
@@ -243,7 +243,8 @@ def test_scan_with_results_of_every_layer(any_mesh2: Any) -> None:
 
 
 def test_gradients_that_can_not_wait_are_named(mesh2: Any) -> None:
-    """A cond gives the gradients of its input and of its weights from one op."""
+    """A cond computes the gradients of its input and its weights in one op, so the gradients of
+    the weights cannot be delayed."""
 
     def loss(params: Any, mb: Any, i: Any, mark: Any) -> Any:
         x = mb["x"]

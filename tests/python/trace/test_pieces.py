@@ -1,5 +1,5 @@
-"""Arrays as pieces in boxes: what reshapes, transpositions, takes and their transposes make of
-the pieces is what NumPy makes of the whole.
+"""Arrays that are tracked as pieces: reshapes, transpositions, takes and their transposes on
+the pieces give what NumPy gives on the whole array.
 
 JPP_TEST_SEED and JPP_TEST_TIMES choose other arrays.
 """
@@ -50,7 +50,7 @@ def factors_of(number: int) -> list[int]:
 
 
 def some_shape(draw: random.Random, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """One that merges axes and splits them, in any way that keeps the number of elements."""
+    """A random shape with the same number of elements, made by merging and splitting axes."""
     factors = [f for size in shape for f in factors_of(size)]
     if draw.random() < 0.1:
         draw.shuffle(factors)

@@ -1,4 +1,4 @@
-"""Stage marks inside of `jax.checkpoint`: what is computed again, and on which rank."""
+"""Stage marks inside `jax.checkpoint`: what is recomputed, and on which rank."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def layer(p: Any, x: jax.Array) -> jax.Array:
 
 
 def two_layers(p: Any, x: jax.Array) -> jax.Array:
-    """Scans over layers and checkpoints each."""
+    """Scans over two layers, each in a checkpoint."""
     stacked = jax.tree.map(lambda w: jnp.stack([w, 0.5 * w]), p)
     return jax.lax.scan(jax.checkpoint(lambda x, p: (layer(p, x), None)), x, stacked)[0]
 
@@ -59,7 +59,7 @@ def problem_of(model: Callable[[Sequence[Any], jax.Array, Mark], Any], layers: i
 
 
 def plan_of(problem: Problem, schedule: Any) -> tuple[Any, list[tuple[int, ...]]]:
-    """What a step costs, transfers and peak memory included, and the ranks of each weight."""
+    """The cost summary of a step, with transfers and peak memory, and each weight's ranks."""
     mesh = make_mesh(getattr(schedule, "mpmd_dim", schedule.num_stages))
     step = jaxpp.mpmd_jit_with_loop(
         pipelined_step(problem, schedule), mesh, donate_argnums=(0, 1)
@@ -148,12 +148,12 @@ def halves(p: Any, x: jax.Array, mark: Mark) -> jax.Array:
 
 
 def random_model(random: random.Random, layers: int, stages: int) -> Any:
-    """Layers under random checkpoints and jits, also nested ones, with marks at random."""
+    """Layers under random, possibly nested checkpoints and jits, with marks at random."""
     marks = set(random.sample(range(layers), stages))
     wraps = [lambda f: f, *WRAPS.values()]
 
     def group(begin: int, end: int) -> Any:
-        """The layers begin .. end - 1, as f(params, x, mark)."""
+        """The layers begin .. end - 1 as a function f(params, x, mark)."""
         wrap = random.choice(wraps)
         if end - begin == 1:
             inner, marked = random.choice([layer, two_layers]), begin in marks
@@ -215,7 +215,7 @@ def masked(p: Any, x: jax.Array, mark: Mark) -> jax.Array:
 
 
 def test_both_sides_of_a_mark_compute_a_mask_again() -> None:
-    """A mark in the middle of each layer; the mask before it is used behind it."""
+    """Each layer has a mark in the middle and uses a mask from before the mark after it."""
 
     def model(params: Any, x: jax.Array, mark: Mark) -> jax.Array:
         for p in params:

@@ -1,4 +1,4 @@
-"""`jax.new_ref` inside a stage: the same numbers as in a step of plain JAX."""
+"""`jax.new_ref` inside a stage gives the same numbers as in plain JAX."""
 
 from __future__ import annotations
 

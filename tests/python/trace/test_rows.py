@@ -1,5 +1,5 @@
-"""Rows of stacked leaves in random spellings: the numbers of plain JAX, and on each rank the
-bytes of its own rows alone.
+"""Rows of stacked leaves, selected in random ways: steps compute the same numbers as plain JAX,
+and each rank holds only the bytes of its own rows.
 
 JPP_TEST_SEED and JPP_TEST_TIMES choose other models.
 """
@@ -30,7 +30,7 @@ Rows = Callable[[jax.Array, int, int], jax.Array]
 
 
 def seeds(count: int) -> list[Any]:
-    """So many, half of them only for `make soak`."""
+    """`count` seeds, the second half only for `make soak`."""
     half = SEED + (count + 1) // 2
     longer = (pytest.param(n, marks=pytest.mark.soak) for n in range(half, SEED + count))
     return [*range(SEED, half), *longer]
@@ -131,11 +131,11 @@ ANY = [
 ]
 
 
-Takes = Callable[[jax.Array], jax.Array]  # the rows of a stage
+Takes = Callable[[jax.Array], jax.Array]  # selects the rows of a stage
 
 
 def step_of(takes: list[Takes], schedule: Any, optimizer: Any, remat: bool) -> Any:
-    """Trains stages each of which takes its rows in its own spelling."""
+    """A training step whose stage s selects its rows with `takes[s]`."""
 
     def layers(w: jax.Array, x: jax.Array, s: int) -> jax.Array:
         return jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, takes[s](w))[0]
@@ -162,7 +162,7 @@ def check_takes(
     ranks: int | None = None,
     dtype: Any = jnp.float32,
 ) -> None:
-    """Stage s is on rank s mod `ranks`."""
+    """Checks the numbers and the bytes on each rank; stage s is on rank s mod `ranks`."""
     ranks = ranks or len(takes)
     schedule: Any = jaxpp.Std1F1B(len(takes))
     if ranks < len(takes):
@@ -197,7 +197,7 @@ def check_takes(
 
 
 def check_step(spellings: list[Rows], ends: list[int], optimizer: Any, remat: bool) -> None:
-    """Stage s takes the rows ends[s] to ends[s + 1]."""
+    """Checks stages that select the rows ends[s] to ends[s + 1]."""
     takes = [
         functools.partial(rows, start=a, stop=b)
         for rows, a, b in zip(spellings, ends, ends[1:], strict=False)
@@ -225,7 +225,7 @@ def test_random_spellings(seed: int) -> None:
     check_step(draw.choices(ANY, k=stages), ends, optimizer, draw.random() < 0.5)
 
 
-# --- Rows in another order, or beside those of other stages -----------------------------
+# --- Rows in other orders, and rows that alternate between stages -----------------------
 
 
 def reversed_first(w: jax.Array, start: int, stop: int) -> jax.Array:
@@ -285,7 +285,7 @@ OTHERWISE = [
     raveled,
 ]
 
-# Stage s of `stages` takes every so many-th row: an equal number each.
+# Stage s of `stages` takes every `stages`-th row, so all stages have equally many.
 Strided = Callable[[jax.Array, int, int], jax.Array]
 
 
@@ -362,7 +362,7 @@ OPTIMIZERS = [
 
 
 def circular(draw: random.Random, ranks: int, repeats: int) -> tuple[list[Takes], int]:
-    """Stage s takes the s-th block of rows, once around the ranks for each of `repeats`."""
+    """Stage s takes the s-th block of rows; the blocks go around the ranks `repeats` times."""
     block = draw.randint(1, 3)
     spelling = draw.choice(["blocks", "layers", "last axis"])
 
@@ -381,15 +381,15 @@ def circular(draw: random.Random, ranks: int, repeats: int) -> tuple[list[Takes]
 
 
 def uneven(draw: random.Random, stages: int) -> tuple[list[Takes], int]:
-    """Consecutive rows of arrays that have the rows in some order."""
+    """Stages with different numbers of rows, all selected by the same random spelling."""
     ends = [0, *np.cumsum([draw.randint(1, 3) for _ in range(stages)]).tolist()]
-    one = draw.choice(OTHERWISE)  # stages that take rows of other orders may share some
+    one = draw.choice(OTHERWISE)  # one for all stages: different orders could share rows
     pairs = zip(ends, ends[1:], strict=False)
     return [functools.partial(one, start=a, stop=b) for a, b in pairs], ends[-1]
 
 
 def mixed(draw: random.Random, stages: int) -> tuple[list[Takes], int]:
-    """The same strided rows, in several spellings."""
+    """Stages that select strided rows, each in a random spelling."""
     rows = draw.randint(1, 3)
     same = [f for f in STRIDED if f not in (strided_from_behind, strided_in_reverse)]
     spellings = draw.choices(same, k=stages)
@@ -479,7 +479,7 @@ def test_rows_of_what_is_made_of_two_leaves() -> None:
         assert [shard.data.shape[0] for shard in leaf.addressable_shards] == [1] * 4
 
 
-# --- What stays whole -------------------------------------------------------------------
+# --- Leaves that are not cut ------------------------------------------------------------
 
 
 def test_rows_that_are_not_recognised_are_warned_of() -> None:
@@ -514,7 +514,7 @@ def by_a_diagonal(w: jax.Array, start: int, stop: int) -> jax.Array:
 
 
 def across_axes(w: jax.Array, start: int, stop: int) -> jax.Array:
-    """Rows in fours become rows in threes."""
+    """Regroups the data of four rows in three, across the boundaries of rows."""
     return w.reshape(3, -1, w.shape[2])[start, : w.shape[1]][None]
 
 

@@ -1,4 +1,4 @@
-"""Weights of all layers in one leaf `[layers, ...]`: each rank keeps the rows of its stages."""
+"""Weights of all layers in one leaf `[layers, ...]`: each rank holds the rows of its stages."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_several_stages_a_rank(schedule: Any, mesh2: Any) -> None:
 
 
 def test_weights_that_are_cast_first(mesh4: Any) -> None:
-    # Of a gradient that rounding makes 0, Adam's first step does not know the sign.
+    # Not Adam: its first step depends on the signs of gradients, which rounding may make 0.
     problem = problem_of(in_bf16, optimizer=optax.sgd(1e-1))
     step = assert_trains_equal(problem, jaxpp.Std1F1B(4), mesh4, tolerance=1e-2, in_specs=None)
     assert cut_arguments(step, problem) == 2
@@ -190,7 +190,7 @@ def test_donated_arrays_are_gone_and_others_stay(mesh4: Any) -> None:
 
 
 def noisy_step(mesh: Any) -> Any:
-    """(keys, batch) -> (keys, a sum); a stage draws from its row of `keys`."""
+    """(keys, batch) -> (keys, sum); each stage draws from its row of `keys`."""
     stages = mesh.mpmd_dim
 
     def step(keys: Any, batch: Any) -> Any:
@@ -266,14 +266,14 @@ def test_a_checkpoint_of_rows_that_two_ranks_hold(tmp_path: pathlib.Path) -> Non
     assert [shard.data.shape for shard in w.addressable_shards] == [(1, 4, 4)] * 4
     for shard in w.addressable_shards:
         np.testing.assert_array_equal(shard.data, np.asarray(w)[shard.index])
-    with ocp.StandardCheckpointer() as checkpointer:  # which refuses shards of several shapes
+    with ocp.StandardCheckpointer() as checkpointer:  # refuses shards of different shapes
         checkpointer.save(tmp_path / "state", {"w": w})
         checkpointer.wait_until_finished()
         found = checkpointer.restore(tmp_path / "state")
     np.testing.assert_array_equal(found["w"], np.asarray(w))
 
 
-# --- What stays whole -------------------------------------------------------------------
+# --- Leaves that are not cut ------------------------------------------------------------
 
 
 def test_a_leaf_that_a_stage_needs_whole(mesh2: Any) -> None:

@@ -1,4 +1,4 @@
-"""Weights of all layers in one leaf, with the layers along another axis than the first."""
+"""Weights of all layers in one leaf, with the layers along an axis other than the first."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LAYERS = 8
 ADAM = optax.adamw(1e-2, eps=1e-3)
 
 
-# --- How models spell it ----------------------------------------------------------------
+# --- Ways to select layers --------------------------------------------------------------
 
 Take = Callable[[Any, int, int, int], Any]  # layers start .. stop - 1, along the first axis
 
@@ -55,7 +55,7 @@ TAKES = [by_slice, by_dynamic_slice, moved_first, one_by_one]
 def problem_of(
     axes: dict[str, int], ends: list[int], take: Take = by_slice, optimizer: Any = ADAM
 ) -> Problem:
-    """Stages that scan over the layers between `ends`; the axis of each leaf's layers."""
+    """Stages that scan over the layers between `ends`; `axes` gives each leaf's layer axis."""
 
     def loss(params: Any, mb: Any, i: Any, mark: Any) -> Any:
         x = mb["x"]
@@ -86,7 +86,7 @@ def test_trains_as_plain_jax(axis: int, take: Take, any_mesh4: Any) -> None:
         problem, jaxpp.ZeroBubble(4), any_mesh4, tolerance=3e-5, in_specs=None
     )
     found = [cut for cut in traced_of(step, problem).argument_bounds if cut is not None]
-    # Of the weights and of both moments.
+    # The weights and both of Adam's moments.
     assert found == [Bounds(1, tuple(ENDS)), Bounds(axis, tuple(ENDS))] * 3
 
 
@@ -149,7 +149,7 @@ def test_layers_that_are_taken_outside_of_the_loop(mesh2: Any) -> None:
 
 
 def test_leaves_of_one_shape_along_different_axes(mesh2: Any) -> None:
-    """Gradients are known by their shape, so only the first of two such leaves is cut."""
+    """Gradients are matched to leaves by shape, so only the first of two such leaves is cut."""
 
     def loss(params: Any, mb: Any, i: Any, mark: Any) -> Any:
         x = mb["x"]
@@ -173,7 +173,7 @@ def test_an_axis_that_the_specs_shard() -> None:
     assert traced_of(step, problem).argument_bounds[:2] == [Bounds(1, (0, 4, 8)), None]
 
 
-# --- What the user sees -----------------------------------------------------------------
+# --- Arrays, plan files and checkpoints -------------------------------------------------
 
 
 @functools.cache
@@ -247,7 +247,7 @@ def test_a_checkpoint(tmp_path: pathlib.Path) -> None:
 
 @pytest.mark.parametrize("impl", ["threefry2x32", "rbg"])
 def test_keys_of_all_stages(impl: str) -> None:
-    """Keys are stored as arrays with one more axis."""
+    """The arrays that hold key data have an additional axis."""
 
     def step(keys: Any, batch: Any) -> Any:
         def one(mb: Any) -> Any:

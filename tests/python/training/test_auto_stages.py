@@ -25,7 +25,7 @@ def soaked(*seeds: int) -> list[Any]:
 
 
 def cut_by_itself(loss: Callable[..., Any], stages: int) -> Callable[..., Any]:
-    """The loss of a `Problem` whose marks `auto_stages` sets."""
+    """The loss of a `Problem`, with marks placed by `auto_stages`."""
 
     def cut(params: Any, mb: Any, i: Any, mark: Any) -> Any:
         del mark
@@ -35,7 +35,7 @@ def cut_by_itself(loss: Callable[..., Any], stages: int) -> Callable[..., Any]:
 
 
 def cut_after(loss: Callable[..., Any], ends: tuple[int, ...]) -> Callable[..., Any]:
-    """The loss of a `Problem` with marks after these of its layers."""
+    """The loss of a `Problem`, with marks after the layers in `ends`."""
 
     def cut(params: Any, mb: Any, i: Any, mark: Any) -> Any:
         return loss(params, mb, lambda x, k: mark(x) if k in ends else x), ()
@@ -111,7 +111,7 @@ def costs_of(problem: Problem, stages: int) -> Any:
 
 
 def heaviest_rank(problem: Problem, stages: int) -> float:
-    """The floating-point operations of the rank with most of them."""
+    """The floating-point operations of the rank that has the most."""
     return max(rank.flops for rank in costs_of(problem, stages).ranks)
 
 
@@ -127,11 +127,11 @@ def test_no_cut_between_layers_is_lighter(seed: int) -> None:
     assert found <= 1.03 * min(by_hand)
 
 
-# --- What a user may write --------------------------------------------------------------
+# --- Functions that can be cut ----------------------------------------------------------
 
 
 def test_a_transformer() -> None:
-    """A cut between its blocks passes one activation, though a block has many values."""
+    """Stages are cut between blocks, where a single activation is passed on."""
     problem = models.transformer(1, 6, 4)
     loss = problem.loss
     problem.loss = lambda p, mb, i, mark: jaxpp.auto_stages(
@@ -143,7 +143,7 @@ def test_a_transformer() -> None:
 
 
 def test_a_function_of_other_things_than_arrays() -> None:
-    """Keyword arguments, None, text and numbers stay what they are."""
+    """Keyword arguments, None, text and numbers reach the function unchanged."""
 
     @functools.partial(jaxpp.auto_stages, num_stages=2)
     def fun(p: Any, x: Any, *, mode: str, power: int, extra: Any = None) -> Any:
@@ -167,7 +167,7 @@ def test_what_cannot_be_cut() -> None:
             jaxpp.auto_stages(jnp.sin, wrong)  # type: ignore[arg-type]
 
 
-# --- Layers that are alike --------------------------------------------------------------
+# --- `stages` with identical layers -----------------------------------------------------
 
 
 def layers_problem(
@@ -205,7 +205,7 @@ def test_interleaved_layers() -> None:
 
 
 def test_layers_of_flax() -> None:
-    """Listed and stacked modules of nnx, and the stacked parameters of a linen layer."""
+    """Lists and stacks of nnx modules, and stacked parameters of a linen layer."""
     x = jnp.ones((2, 8))
     listed = [nnx.Linear(8, 8, rngs=nnx.Rngs(k)) for k in range(4)]
     expected = x

@@ -1,5 +1,5 @@
-"""Copies of one value stay equal to the bit: on all ranks, on all devices of a rank, in one
-process and in several, and from a checkpoint on."""
+"""Copies of a value stay bitwise equal on all ranks and all devices of a rank, in one process
+and in several, and after a checkpoint is restored."""
 
 from __future__ import annotations
 

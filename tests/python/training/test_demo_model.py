@@ -1,6 +1,6 @@
-"""The model of `make demo`, remat and nested jit included, under every schedule.
+"""The model of `make demo`, with remat and nested jit, under every schedule.
 
-The model is the demo's own code, with smaller sizes.
+The tests run the demo's own code with smaller sizes.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def demo() -> Iterator[ModuleType]:
 
 @pytest.fixture(scope="module")
 def plain_losses(demo: ModuleType) -> dict[int, list[float]]:
-    """By the number of layers."""
+    """The losses of plain JAX, by the number of layers."""
     losses: dict[int, list[float]] = {}
     for layers in (RANKS, 2 * RANKS):
         demo.LAYERS = layers

@@ -1,4 +1,4 @@
-"""Element types that plain JAX runs on the CPU run in a pipeline, sharded or not."""
+"""Every element type that plain JAX supports on the CPU works in a pipeline, sharded or not."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_dtype(name: str, data: int) -> None:
     ours = jaxpp.mpmd_jit_with_loop(step, make_mesh(2, data=data), in_specs=P(None, "data"))
     plain = jax.jit(step)
     expected = given = (jnp.arange(48).reshape(4, 6, 2) % 4).astype(dtype)
-    for _ in range(2):  # of a JAX array, then of what the step returned
+    for _ in range(2):  # takes a JAX array, then the result of the first step
         given, expected = ours(given), plain(expected)
         assert given.dtype == dtype
         found = np.asarray(given).astype(np.float32)
@@ -53,14 +53,14 @@ def test_devices_pack_small_types() -> None:
             jnp.zeros((4, 8, 16), jnp.int4)
         )
         peaks = [rank.peak_bytes for rank in traced.plan.summary()]
-        # The batch on rank 0, and what a microbatch makes of it, half a byte an element.
+        # Rank 0 holds the batch and a microbatch's result, with half a byte per element.
         assert 4 * 64 // data <= peaks[0] < 2 * 4 * 64 // data, peaks
 
 
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("data", [1, 2])
 def test_gradients_in_bfloat16_are_summed_in_float32(data: int, tied: bool) -> None:
-    """As accurately as their own rounding allows, and at the same costs."""
+    """The sums are as accurate as the rounding of the terms allows, at no additional cost."""
     keys = jax.random.split(jax.random.key(0), 2)
     weights = [(jax.random.normal(k, (8, 8)) / 3).astype(jnp.bfloat16) for k in keys]
     xs = np.random.default_rng(0).normal(size=(32, 4, 8)).astype(np.float32)

@@ -1,4 +1,4 @@
-"""Every kind of model trains to the same numbers as plain JAX."""
+"""All kinds of models train to the same numbers as in plain JAX."""
 
 import jax
 import jax.numpy as jnp
@@ -54,8 +54,9 @@ def test_transformer_under_every_schedule(name, any_mesh4):
 @pytest.mark.parametrize("name", ["1f1b", "interleaved", "zero-bubble"])
 def test_transformer_under_remat_and_jit(name, any_mesh4):
     problem = models.transformer(stages=4, blocks=8, microbatches=4, remat=True)
-    # XLA splits sums over devices otherwise in a stage than in the whole step, and Adam
-    # magnifies it where a gradient is 1e-3 of its leaf's largest: two elements, to 5e-5.
+    # XLA splits sums over devices differently in a stage than in the whole step. Adam
+    # magnifies the difference where a gradient is 1e-3 of its leaf's largest: two elements
+    # differ by up to 5e-5.
     tolerance = 1e-5 if any_mesh4.lowering_mesh().size == 1 else 1e-4
     assert_trains_equal(problem, SCHEDULES[name](4, 4), any_mesh4, tolerance=tolerance)
 
@@ -123,7 +124,8 @@ def test_dropout_with_a_key_per_microbatch(any_mesh4):
 def test_global_norm_clipping(name, any_mesh4):
     problem = models.transformer(stages=4, blocks=4, microbatches=4)
     problem.optimizer = optax.chain(optax.clip_by_global_norm(0.1), optax.adam(1e-2))
-    # Without LLVM's optimisation, Adam magnifies the norm's rounding beyond the tolerance.
+    # Compiled with LLVM's optimisation, without which Adam magnifies the rounding of the norm
+    # beyond the tolerance.
     assert_trains_equal(problem, SCHEDULES[name](4, 4), any_mesh4, compiler_options=None)
 
 
@@ -135,9 +137,9 @@ def test_bf16_compute_with_fp32_master_weights(any_mesh4):
         return models.mse(x.astype(jnp.float32), mb["y"]), ()
 
     problem = Problem(loss, models.weights(4), models.batch(4))
-    # Adam would make whole steps out of the rounding of gradients near zero.
+    # Not Adam, which would magnify the rounding of gradients near zero to full steps.
     problem.optimizer = optax.sgd(1e-2, momentum=0.9)
-    # bf16 sums rounded in another order: some units of 2^-8.
+    # Sums in bf16 are rounded in a different order, an error of a few 2^-8.
     assert_trains_equal(problem, jaxpp.Std1F1B(4), any_mesh4, tolerance=2e-2)
 
 
@@ -213,7 +215,7 @@ def test_donated_state_with_a_python_int_in_it(mesh4):
 
 
 class TwoRounds(jaxpp.BaseSchedule):
-    """All forwards, then all backwards, written by hand."""
+    """A handwritten schedule: all forwards, then all backwards."""
 
     def tasks(self, n_mubatches):
         kinds = (jaxpp.TaskType.FWD, jaxpp.TaskType.BWD)

@@ -1,5 +1,5 @@
-"""Values in pinned host memory: steps compute what they compute without, keep what lives there
-off the devices between tasks, and say where everything is."""
+"""Values in pinned host memory: steps compute the same results with them, keep them off the
+devices between tasks, and report the memory of each value."""
 
 from __future__ import annotations
 
@@ -73,7 +73,8 @@ def train(step: Any, problem: Problem, state: Any) -> Any:
 @pytest.mark.parametrize("donates", [True, False], ids=["donated", "kept"])
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_optimizer_state_lives_on_the_host(name: str, donates: bool) -> None:
-    """Whoever says so: the same bits as on the devices, and nearly those of plain JAX."""
+    """Each way to ask for it gives the same bits as state on the devices, and the numbers of
+    plain JAX within the tolerance."""
     ranks, axes, make = PROBLEMS[name]
     problem, mesh = make(), mesh_of(ranks, axes, sharing=1)
     options: dict[str, Any] = {"donate_argnums": (0, 1)} if donates else {}
@@ -92,7 +93,7 @@ def test_optimizer_state_lives_on_the_host(name: str, donates: bool) -> None:
         "out_specs": (step, copied(new_state), {"out_shardings": (None, on_host(mesh))}),
         "the arguments": (step, jax.device_put(new_state, on_host(mesh)), {}),
     }
-    if axes:  # the state is sharded as the weights are
+    if axes:  # on_host() replicates, but this state is sharded like the weights
         del ways["out_specs"], ways["the arguments"]
     for way, (run, state, more) in ways.items():
         if "out_shardings" in more:
@@ -110,7 +111,7 @@ def bytes_of(tree: Any) -> int:
 
 
 def wide_mlp() -> Problem:
-    """The activations of its microbatches are larger than its weights."""
+    """An MLP whose activations are larger than its weights."""
     problem = adam(models.mlp([1, 1], 4))
     problem.batch = models.batch(4, size=256)
     return problem
@@ -202,7 +203,7 @@ def test_traced_peaks_are_the_plans() -> None:
 
 
 def scaled(ws: Any, state: Any) -> Any:
-    """No loop: weights by the state, and the state as it is."""
+    """A step without a loop: weights times state, and the unchanged state."""
     return {"new": jax.tree.map(lambda w, s: w * s, ws, state)}, state
 
 
@@ -235,7 +236,7 @@ def test_prefixes_and_what_they_do_not_name() -> None:
 
 
 def test_a_result_is_a_result_of_its_memory() -> None:
-    """numpy, JAX's arrays, shards, types and copies of it."""
+    """Conversions to numpy and JAX arrays, shards, shardings and copies keep the memory."""
     mesh = mesh_of(2, {"data": 2}, sharing=1)
     sharding = jaxpp.MpmdSharding(mesh, (0, 1), P("data"), memory_kind="pinned_host")
     double = jaxpp.mpmd_jit_with_loop(lambda x: 2 * x, mesh, out_shardings=sharding)
@@ -265,7 +266,7 @@ def test_a_result_is_a_result_of_its_memory() -> None:
 @pytest.mark.parametrize("wanted", ["device", "pinned_host"])
 def test_any_argument_becomes_one_of_its_memory(given: str, wanted: str) -> None:
     mesh = mesh_of(2, {}, sharing=1)
-    x = np.arange(1 << 15, dtype=np.float32)  # JAX's are borrowed from 64 KiB on
+    x = np.arange(1 << 15, dtype=np.float32)  # JAX arrays of 64 KiB or more are borrowed
 
     def make(kind: str) -> Any:
         out = jaxpp.MpmdSharding(mesh, (1,), P(), memory_kind=kind)
@@ -302,7 +303,7 @@ def test_any_argument_becomes_one_of_its_memory(given: str, wanted: str) -> None
 
 
 def test_state_in_another_memory_is_another_step() -> None:
-    """As for jax.jit; where in_shardings name the memory, it does not matter how it comes."""
+    """As with jax.jit, a new memory kind compiles a new step, unless in_shardings name one."""
     mesh = mesh_of(2, {}, sharing=1)
     step = jaxpp.mpmd_jit_with_loop(lambda x: x + 1, mesh, donate_argnums=(0,))
     assert step(jnp.zeros(4)).sharding.memory_kind == "device"
@@ -444,7 +445,7 @@ def test_activations_wait_for_their_backward_on_the_host(schedule: Any, axes: An
         a, b = saving(a[0], xs), moving(b[0], xs)
     assert list(described("", b)) == list(described("", a))
     before, after = (s.lower(ws, xs).cost_summary().ranks for s in (saving, moving))
-    # The last stage has one microbatch under way.
+    # The last stage has only one microbatch in flight, so only rank 0 saves memory for sure.
     assert after[0].peak_bytes < before[0].peak_bytes
     for rank in range(2):
         assert after[rank].peak_bytes <= before[rank].peak_bytes
@@ -455,7 +456,7 @@ def test_activations_wait_for_their_backward_on_the_host(schedule: Any, axes: An
 
 
 def test_checkpoints_keep_memories(tmp_path: Any) -> None:
-    """Orbax saves arrays of both memories, and restores each to its own."""
+    """Orbax saves arrays in both memories and restores each to the memory it was in."""
     mesh = mesh_of(2, {"data": 2}, sharing=1)
     host = jaxpp.MpmdSharding(mesh, (0, 1), P("data"), memory_kind="pinned_host")
     step = jaxpp.mpmd_jit_with_loop(

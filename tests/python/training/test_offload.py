@@ -1,4 +1,4 @@
-"""Activations that wait in pinned host memory: the same bits, less device memory."""
+"""Activations offloaded to pinned host memory: the same bits with less device memory."""
 
 from __future__ import annotations
 
@@ -74,14 +74,16 @@ def test_bits_are_equal(
         assert compiled._runtime.trace_peaks() == peaks[-1]
     assert results[0] == results[1]
     assert max(hosts[0]) == 0
-    # Two stages that keep only their inputs: the batch, and that of the last stage.
+    # With two rematerialised stages there is nothing to offload: the stages keep only their
+    # inputs, which are the batch and the input of the last stage.
     offloads = not (remat and stages == 2)
     assert (max(hosts[1]) > 0) == offloads
     assert sum(peaks[1]) < sum(peaks[0]) or remat
 
 
 def test_the_first_rank_keeps_one_microbatch() -> None:
-    """Under 1F1B it keeps one activation of as many microbatches as there are ranks."""
+    """Without offloading, rank 0 keeps the activations of as many microbatches as there are
+    ranks."""
     peaks = []
     for offload in (False, True):
         step = make_step(jaxpp.Std1F1B(4), 4, mesh_of(4, {}), offload=offload)
@@ -109,7 +111,7 @@ def test_a_limit_chooses_it() -> None:
 
 
 def test_slow_links_are_predicted() -> None:
-    """A link on which a microbatch's activation takes a second bounds the step."""
+    """A host link that needs a second for each microbatch's activation bounds the step time."""
     step = make_step(jaxpp.Std1F1B(2), 2, mesh_of(2, {}), offload=True)
     compiled = step.compile(weights(2), batch())
     compiled.set_tracing()

@@ -1,4 +1,4 @@
-"""Stages that do more than others: what all have in common is compiled once."""
+"""Stages that do more than others: the part that all stages share is compiled once."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def block(p: Any, x: jax.Array) -> jax.Array:
 
 
 def decoder() -> Problem:
-    """An embedding, a rematerialised block a stage, and a head."""
+    """An embedding, one rematerialised block per stage, and a head."""
 
     def loss(params: Any, tokens: jax.Array, i: Any, mark: Any) -> Any:
         x = params["embedding"][tokens]
@@ -55,7 +55,7 @@ def decoder() -> Problem:
         "head": weight(WIDTH, VOCABULARY),
     }
     tokens = jax.random.randint(jax.random.key(1), (4, 4, 64), 0, VOCABULARY)
-    # Not Adam, which would make updates of the rounding of gradients that are almost zero.
+    # Not Adam, which would magnify the rounding of gradients that are almost zero.
     return Problem(loss, params, tokens, optax.sgd(0.1, momentum=0.9))
 
 
@@ -68,7 +68,7 @@ def test_parts_train_as_plain_jax_does(schedule: Any) -> None:
 
 
 def residual() -> Problem:
-    """Two blocks a stage; the first one takes the batch, which each microbatch is cut from."""
+    """Two blocks per stage; the first block takes its microbatch as a slice of the batch."""
 
     def loss(params: Any, x: jax.Array, i: Any, mark: Any) -> Any:
         for number, p in enumerate(params):
@@ -93,7 +93,7 @@ def test_a_part_takes_the_microbatch_of_the_part_before(schedule: Any) -> None:
 
 
 def modules_of(problem: Problem) -> dict[str, int]:
-    """The module of each task under 1F1B, by the task's name."""
+    """The index of each task's module under 1F1B, by the task's name."""
     state = (problem.params, problem.optimizer.init(problem.params))
     step = jaxpp.mpmd_jit_with_loop(
         pipelined_step(problem, jaxpp.Std1F1B(STAGES)), make_mesh(STAGES), donate_argnums=(0, 1)

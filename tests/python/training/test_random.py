@@ -1,4 +1,4 @@
-"""Random models, each trained as a pipeline and as plain JAX, and in one process and in several
+"""Random models, trained as a pipeline and as plain JAX, in one process and in several
 (`make random` runs more)."""
 
 from __future__ import annotations

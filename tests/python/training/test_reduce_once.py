@@ -1,4 +1,5 @@
-"""Sums over the devices of a rank: results that the loop adds up are reduced once, after it."""
+"""Sums over the devices of a rank: results that the loop adds up are reduced once, after the
+loop."""
 
 from __future__ import annotations
 
@@ -73,14 +74,14 @@ def in_bfloat16(x: Any, stage: Any) -> Any:
 
 
 def of_experts(x: Any, stage: Any) -> Any:
-    """Two experts a stage, its two layers, mixed by a router of the first layer's bias."""
+    """Two experts per stage, its two layers. The router reuses weights of the first layer."""
     chosen = jax.nn.softmax(x @ row(stage, 0)["up"][:, :2])
     h = jnp.tanh(jnp.einsum("bsd,edf->bsef", x, stage["up"]) + stage["b"])
     return x + jnp.einsum("bsef,efd,bse->bsd", h, stage["down"], chosen)
 
 
 def with_adapters(x: Any, stage: Any) -> Any:
-    """Weights that are sums and products of others, whose gradients have several users."""
+    """Multiplies by a sum of products of weights, so that gradients have several uses."""
     w = row(stage, 0)["up"] @ row(stage, 0)["down"]
     return x + jnp.tanh(x @ (w + row(stage, 1)["up"] @ row(stage, 1)["down"]))
 
@@ -118,7 +119,7 @@ def problem_of(stage: Any, stages: int, tied: bool = False) -> Problem:
 
     shape = (MICROBATCHES, ROWS, LENGTH)
     batch = jax.random.randint(jax.random.key(9), shape, 0, WORDS)
-    # Adam makes a learning rate of a gradient near zero, which bfloat16 rounds either way.
+    # Adam takes a full step for gradients near zero, whose sign depends on bfloat16 rounding.
     optimizer = optax.sgd(0.1, momentum=0.9) if stage is in_bfloat16 else optax.adamw(1e-2)
     return Problem(loss, params, batch, optimizer)
 
@@ -145,7 +146,7 @@ def train(problem: Problem, schedule: Any, mesh: Any, specs: Any, **options: Any
 
 
 def over_data(collectives: Any, *kinds: str) -> list[str]:
-    """The tasks of the loop with collectives of these kinds over the data axis."""
+    """The loop's tasks that have collectives of these kinds over the data axis."""
     return [
         c.task
         for c in collectives
@@ -164,11 +165,11 @@ def test_nothing_is_reduced_in_the_loop(maker, axes):
     mesh = mesh_of(ranks, of_rank)
     found = train(problem, jaxpp.Std1F1B(ranks), mesh, specs_of(problem, of_rank))
     assert over_data(found, *SUMS) == (
-        # Whether the mean of all is positive is known to all devices.
+        # All devices need the mean, on which the cond branches.
         ["fwd_0", "fwd_1", "fwd_2", "fwd_3"][:ranks] if maker is chosen_by_the_data else []
     )
     after = [c for c in found if c.task.startswith("after_loop") and "data" in c.axes]
-    assert sum(c.times for c in after) <= 2 * ranks, after  # one of each task, for all weights
+    assert sum(c.times for c in after) <= 2 * ranks, after  # a task reduces all weights at once
 
 
 @pytest.mark.parametrize("axes", AXES)
@@ -202,7 +203,7 @@ def test_reduce_once_false_reduces_in_each_microbatch():
 
 
 def gathered(collectives: Any) -> dict[str, int]:
-    """How many weights each task gathers in one run."""
+    """The number of weights that each task gathers in one run."""
     found: dict[str, int] = {}
     for c in collectives:
         if c.kind == "all-gather":
@@ -226,7 +227,7 @@ def test_weights_gathered_once_a_step(maker, schedule):
     found = train(problem, schedule, mesh, specs, fsdp="step", tolerance=tolerance)
     tasks = gathered(found)
     assert all(task.startswith("before_loop") for task in tasks), tasks
-    assert sum(tasks.values()) in (6, 12), tasks  # three weights of each stage or layer
+    assert sum(tasks.values()) in (6, 12), tasks  # three weights per stage or per layer
     assert over_data(found, *SUMS) == []
 
 
@@ -293,7 +294,7 @@ def test_the_proof_counts_what_is_kept():
 
 
 def planned(**options: Any) -> tuple[str, int]:
-    """The page of a step, and its peak."""
+    """The text of a step's `explain()`, and its peak memory."""
     step, args = fsdp_step(**options)
     lowered = step.lower(*args)
     return lowered.explain(), max(r.peak_bytes for r in lowered.cost_summary().ranks)
@@ -304,7 +305,7 @@ def test_a_memory_limit_chooses():
     text, same = planned(fsdp="step", memory_limit=needed)
     assert same == needed
     assert "once after the loop: result[0], result[1]['head']" in text
-    # A sum of a sharded gradient is whole while it is partial.
+    # Partial sums of a gradient are not sharded, so they need the memory of the whole.
     text, less = planned(fsdp="step", memory_limit=needed - 1)
     assert less < needed
     assert "gathered once a step" in text
@@ -347,7 +348,7 @@ def test_what_the_step_constrains_is_reduced_where_it_says():
     assert ".py:" in line
 
 
-# --- What a loop does with gradients ------------------------------------------------------
+# --- Gradients in a loop ------------------------------------------------------------------
 
 
 def _norm(g: Any) -> Any:
@@ -432,15 +433,15 @@ def test_what_a_loop_does_with_gradients(what):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=tolerance)
 
 
-# --- Explicit axes that say it ------------------------------------------------------------
+# --- Explicit axes ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("once", [True, False])
 @pytest.mark.parametrize(("ranks", "data"), [(2, 2), (2, 4), (4, 2), (2, 1)])
 def test_gradients_of_reduced_weights(ranks: int, data: int, once: bool, tied: bool) -> None:
-    """Weights are marked as `reduced`, gradients come as `unreduced`, and the step reshards
-    their sums after the loop."""
+    """The weights are marked `reduced`, so their gradients are `unreduced`; the step reshards
+    the sums after the loop."""
     devices = np.array(some_devices(ranks * data)).reshape(ranks, data)
     types = (AxisType.Explicit,) * 2
     mesh = jaxpp.MpmdMesh(Mesh(devices, ("stage", "data"), axis_types=types), "stage")

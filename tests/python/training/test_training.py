@@ -1,4 +1,4 @@
-"""Larger and odder steps than test_equal.py has, trained beside plain JAX."""
+"""Larger and more unusual steps than those of test_equal.py, compared with plain JAX."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_skip_that_several_stages_use(schedule: Any, any_mesh4: Any) -> None:
 
 
 def with_average(inner: Any, decay: float) -> optax.GradientTransformation:
-    """Keeps a moving average of the parameters, as evaluation uses it."""
+    """Keeps a moving average of the parameters, such as is used for evaluation."""
 
     def init(params: Any) -> Any:
         return inner.init(params), params
@@ -108,7 +108,7 @@ def test_compiler_options_reach_every_task(tmp_path: pathlib.Path) -> None:
     )
     step.compile(m.params(), m.batch())
     dumped = {path.name.split(".")[1] for path in tmp_path.glob("module_*")}
-    assert len(dumped) >= 4, dumped  # the forward and the backward of two stages
+    assert len(dumped) >= 4, dumped  # forward and backward tasks of two stages
 
 
 def test_an_unknown_compiler_option_is_named() -> None:

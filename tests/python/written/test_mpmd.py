@@ -59,13 +59,13 @@ def test_a_rank_runs_its_tasks_in_the_order_of_the_program() -> None:
         "add.3",
     ] + ["update"]
     assert rank_0.count("send to 1") == rank_1.count("recv from 0") == 3
-    # Each activation is received right before its task.
+    # Each activation is received immediately before its task.
     assert rank_1.index("run fwd1_bwd1 ") < rank_1.index("recv from 0", rank_1.index("send"))
 
 
 def test_calls_of_a_function_have_one_module() -> None:
     compiled = training(hand_mesh(2), 4).compile(*batch(4))
-    # fwd0, fwd1_bwd1, bwd0, add and update; `add` and `update` run on both ranks.
+    # The tasks are fwd0, fwd1_bwd1, bwd0, add and update; the last two run on both ranks.
     assert len(compiled._modules.modules) == 5
 
 
@@ -88,7 +88,7 @@ def test_what_lower_tells() -> None:
     assert [s.mesh_ids for s in lowered.in_shardings] == [(0,), (1,)]
     assert lowered.out_shardings.mesh_ids == (2,)
     assert lowered.out_shape.shape == (2, 3)
-    assert lowered.used_inputs == (True, True)  # one process has all ranks
+    assert lowered.used_inputs == (True, True)  # this process has all ranks
     indices = [j.global_invar_indices for j in lowered.local_jaxprs]
     assert indices == [(0,), (1,), ()]
     assert_close(lowered(x, y), x)
@@ -104,7 +104,7 @@ def test_values_of_several_ranks(data: int, explicit: bool) -> None:
 
     @mpmd.mpmd(mesh, in_shardings=(on(mesh, 0, "stage"), parted))
     def program(a: Any, b: Any) -> Any:
-        whole = mpmd.stack(b, a)  # by rank, in whatever order they are given
+        whole = mpmd.stack(b, a)  # ordered by rank, not by argument
         total = mpmd.task(
             lambda x: (x.sum(0), 2 * x), out_shardings=(on(mesh, [0, 1, 2]), P("stage"))
         )(whole)
@@ -131,7 +131,7 @@ def test_values_of_several_ranks(data: int, explicit: bool) -> None:
     assert_close(lowered.eval_local(a, b)[0], stacked)
     assert left.sharding.mesh_ids == (0, 1) and right.sharding.mesh_ids == (2,)
     assert moved.sharding.mesh_ids == (0, 3) and moved.sharding.spec[0] == "stage"
-    # What a step returns goes into the next one as it is.
+    # The next step takes the results of this one without conversion.
     assert_close(program(first, rest)[0], stacked)
 
 
@@ -237,7 +237,7 @@ def test_a_partial_sum_stays_partial_until_it_is_resharded() -> None:
 
 @pytest.mark.parametrize(("data", "explicit"), MESHES)
 def test_values_in_pinned_host_memory(data: int, explicit: bool) -> None:
-    """Moves that a task writes, arguments and results that are there, also of other ranks."""
+    """Tasks move values between memories; arguments, results and transfers use host memory."""
     mesh = hand_mesh(2, data, explicit)
     rows, other = on(mesh, 0, "data"), on(mesh, 1, "data")
     host, other_host = (s.with_memory_kind("pinned_host") for s in (rows, other))
@@ -262,6 +262,6 @@ def test_values_in_pinned_host_memory(data: int, explicit: bool) -> None:
     assert_close(found, (y, 2 * y + 1, 3 * y, state))
     kinds = [leaf.sharding.memory_kind for leaf in found]
     assert kinds == ["pinned_host", "pinned_host", "device", "device"]
-    assert_close(compiled(x, found[0])[0], x + y)  # what is there goes in as it is
+    assert_close(compiled(x, found[0])[0], x + y)  # takes a result in host memory directly
     peaks = [rank.peak_host_bytes for rank in compiled.cost_summary().ranks]
     assert peaks[0] >= 2 * state.nbytes // data and peaks[1] > 0

@@ -1,5 +1,4 @@
-"""What programs written by hand may not do, refused with the user's line before anything
-runs."""
+"""Mistakes in programs written by hand: refused before anything runs, with the user's line."""
 
 from __future__ import annotations
 
