@@ -60,6 +60,7 @@ class _Op:
     cost: float
     rows: range | None = None
     stacks: bool = False
+    has_work: bool = True  # False: it is part of the first stage that uses it
 
     def values(self) -> Iterator[int]:
         return (v for v in self.operands if isinstance(v, int))
@@ -151,35 +152,35 @@ class _Function:
 
 
 def _stages_of(function: _Function, num_stages: int) -> list[int]:
-    """The stage of each op."""
+    """The stage of each op. Finds out which ops have work of their own."""
     ops = function.ops
-    alone = [len(function.sources_of(op.values())) < 2 and not op.eqn.effects for op in ops]
-    if all(alone):
-        alone = [False] * len(ops)
-    work = [k for k, is_alone in enumerate(alone) if not is_alone]
-    number = {k: i for i, k in enumerate(work)}  # of each op with work of its own
-    # The first op with work that uses each value, directly or by way of ops without.
-    user: dict[int, int] = {}
-    host = [0] * len(ops)
-    for k in reversed(range(len(ops))):
-        op = ops[k]
-        if alone[k]:
-            host[k] = min((user[v] for v in op.results if v in user), default=0)
-        else:
-            host[k] = number[k]
-        user.update((v, min(host[k], user.get(v, host[k]))) for v in op.values())
-    made = {v: number[k] for k in work for v in ops[k].results}
-    numbers = {v: i for i, v in enumerate(made)}
-    uses = [(numbers[v], number[k]) for k in work for v in set(ops[k].values()) if v in made]
+    for op in ops:
+        op.has_work = len(function.sources_of(op.values())) > 1 or bool(op.eqn.effects)
+    if not any(op.has_work for op in ops):  # a function of one argument
+        for op in ops:
+            op.has_work = True
+    work = [op for op in ops if op.has_work]
+    maker = {v: k for k, op in enumerate(work) for v in op.results}
+    number = {v: k for k, v in enumerate(maker)}
+    operands = [(v, k) for k, op in enumerate(work) for v in set(op.values())]
+    uses = [(number[v], user) for v, user in operands if v in number]
     found = _core.cut_stages(
-        [ops[k].cost for k in work],
-        list(made.values()),
-        [function.bytes[v] for v in made],
+        [op.cost for op in work],
+        list(maker.values()),
+        [function.bytes[v] for v in maker],
         [value for value, _ in uses],
-        [op for _, op in uses],
+        [user for _, user in uses],
         num_stages,
     )
-    return [found[h] for h in host]
+    stages = []
+    first_use: dict[int, int] = {}  # the first stage that uses each value
+    for op in reversed(ops):
+        stage = min((first_use[v] for v in op.results if v in first_use), default=0)
+        if op.has_work:
+            stage = found.pop()
+        stages.append(stage)
+        first_use.update((v, min(stage, first_use.get(v, stage))) for v in op.values())
+    return stages[::-1]
 
 
 def _join_rows(ops: Sequence[_Op], stages: Sequence[int]) -> Iterator[tuple[_Op, int]]:
@@ -237,7 +238,7 @@ def _run_in_stages(
             ]
             with settings_of(op.eqn), at_line_of(op.eqn):
                 env.update(zip(op.results, _run(op, given), strict=True))
-            if len(function.sources_of(op.results)) > 1:
+            if op.has_work:
                 passing.update(op.results)
         passed = [v for v in sorted(passing) if last_use.get(v, 0) > stage]
         env.update(zip(passed, mark_stage_end([env[v] for v in passed]), strict=True))

@@ -156,6 +156,37 @@ def test_a_function_of_other_things_than_arrays() -> None:
     np.testing.assert_allclose(found["sum"], ((jnp.tanh(x @ p) @ p) ** 2).sum(), rtol=1e-6)
 
 
+def test_what_a_later_operation_of_an_earlier_stage_uses() -> None:
+    """The second branch is cheap and short: it runs in the first stage, behind nothing of the
+    first branch, and both use the same cast weight."""
+
+    def fun(ws: Any, x: Any, y: Any) -> Any:
+        w = ws[0].astype(jnp.float32)
+        for other in ws[1:]:
+            x = jnp.tanh(x @ other)
+        return (x @ w).sum() + jnp.sin(y @ w).sum()
+
+    key = jax.random.key(0)
+    ws = [jax.random.normal(key, (8, 8), jnp.bfloat16)] * 5
+    x, y = jnp.ones((4, 8)), jnp.ones((1, 8))
+    for stages in range(1, 6):
+        found = jax.grad(jaxpp.auto_stages(fun, stages), (0, 1, 2))(ws, x, y)
+        for a, b in zip(
+            *map(jax.tree.leaves, (found, jax.grad(fun, (0, 1, 2))(ws, x, y))), strict=True
+        ):
+            np.testing.assert_allclose(
+                a.astype(jnp.float32), b.astype(jnp.float32), rtol=1e-5, atol=1e-6
+            )
+
+
+def test_a_function_of_one_argument() -> None:
+    def fun(x: Any) -> Any:
+        return jnp.tanh(jnp.sin(jnp.cos(x)) * 2).sum()
+
+    jaxpr = jax.make_jaxpr(jaxpp.auto_stages(fun, 3))(jnp.ones(4))
+    assert sum(eqn.primitive.name == "stage_mark" for eqn in jaxpr.eqns) == 2
+
+
 def test_what_cannot_be_cut() -> None:
     x = jnp.ones((2, 4))
     with pytest.raises(jaxpp.JaxppError, match="test_auto_stages.py:.* 2 ops cannot be cut"):
