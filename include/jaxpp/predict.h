@@ -21,9 +21,8 @@
 //  - A move is a message of a rank to itself: each rank has a link to host memory and
 //    one back. Moves need no slot, and a run waits for them as for messages.
 //  - Jobs share the cores of a host equally: a run occupies `threads` cores and an
-//  issuing
-//    thread one. While they need more cores than there are, all take proportionally
-//    longer.
+//    issuing thread one. While they need more cores than there are, all take
+//    proportionally longer.
 //  - A process begins a step when it has issued the previous one and has fewer than
 //    `steps_in_flight` unfinished steps. The arguments of a step are on its ranks.
 //
