@@ -20,9 +20,8 @@
 //   - jpp_schedule_verify();
 //   - a pair starts when both of its halves may start, and no rank waits for ever;
 // and if it has communication:
-//   - each SEND follows its computation and each RECV precedes it, once; messages are
-//   sent
-//     between ranks if and only if they are needed, and every RECV has its SEND;
+//   - each SEND follows its computation and each RECV precedes it, once; ranks send
+//     messages if and only if they are needed, and every RECV has its SEND;
 //   - a channel (sender, receiver) delivers in order: its RECVs are in the order of its
 //     SENDs;
 //   - no rank waits for ever if a SEND waits for one of the channel's `slots`, a RECV is

@@ -7,9 +7,8 @@
 // order.
 //
 //   args 3               # arguments; default: the highest one named, plus one
-//   devices 0 1          # ids of the devices of JPP_DEVICE_COMPILED, one row for each
-//   that
-//                        # belongs to the client; default: its first device
+//   devices 0 1          # ids of the devices of JPP_DEVICE_COMPILED, one row for each of
+//                        # them in the client; default: its first device
 //   donate 0 2           # arguments that an execution deletes
 //   f32[4,2] = sum 0 1   # element by element, added from left to right; also mul
 //   f32[4,2] = copy 2
