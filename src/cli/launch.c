@@ -145,6 +145,7 @@ static void name_culprit(launch_job_t* job) {
   if (job->blamed == 0) patience_ms = kLastVerdictMs;
   bool late = jpp_cli_now_ms() - job->failed_ms > patience_ms;
   if (!told && !late && count_alive(job)) return;
+  jpp__launch_look_for_stopped(job);  // the last search may be older than the failure
   say_who_failed(job, culprit);
   fprintf(stderr, "; ending the others\n");
   job->result = culprit && culprit->ended ? result_of(culprit->wait_status) : 0;

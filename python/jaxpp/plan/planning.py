@@ -661,17 +661,22 @@ def trace_step(
     ]
     limits = options.memory_limits
     schedules, founds = find_schedules(graph, given, options.mesh, limits, run_trial)
-    step_parts = (traced_call, graph, schedules, donated, next_args, options)
+
+    def plan_within_limits(offload: bool) -> Traced:
+        parts = (traced_call, graph, schedules, donated, next_args, options)
+        found = _plan_gathered(*parts, offload)
+        found.plan.check_host_limit(options.host_limits)
+        return found
+
     try:
-        traced = _plan_gathered(*step_parts, bool(options.offload))
+        traced = plan_within_limits(bool(options.offload))
     except JaxppError as error:
         if error.code != "out-of-memory" or options.offload is not None:
             raise
         try:
-            traced = _plan_gathered(*step_parts, True)
+            traced = plan_within_limits(True)
         except JaxppError:
             raise error from None
-    traced.plan.check_host_limit(options.host_limits)
     line = definition_line(fun)
     step = Step(f"step {traced_call.name} at {line}", line, options.mesh.lowering_mesh())
     found_advice = [

@@ -104,8 +104,10 @@ def test_a_limit_chooses_it() -> None:
     for limit, offload in ((kept - 1, False), (offloaded - 1, None)):
         with pytest.raises(jaxpp.JaxppError, match=f"expected at most {limit} bytes"):
             peak(memory_limit=limit, offload=offload)
-    with pytest.raises(jaxpp.JaxppError, match="pinned_host"):
+    with pytest.raises(jaxpp.JaxppError, match=f"expected at most {kept - 1} bytes"):
         peak(memory_limit={"device": kept - 1, "pinned_host": 1000})
+    with pytest.raises(jaxpp.JaxppError, match="at most 1000 bytes in pinned_host"):
+        peak(memory_limit={"pinned_host": 1000}, offload=True)
     with pytest.raises(jaxpp.JaxppError, match="offload='yes'"):
         peak(offload="yes")
 
