@@ -40,7 +40,7 @@ CHAPTERS = {
     "jaxpp.run.compiled": "A compiled step",
     "jaxpp.plan.costs": "What a step costs",
 }
-# Classes that nobody imports: calls of these names return them.
+# Users do not import these classes: calls of the names return them.
 GIVEN = {
     "jaxpp.step": ["MpmdFunction", "TracedStep", "LoweredStep"],
     "jaxpp.experimental.mpmd": ["mpmd", "task", "transfer", "stack", "slice", "LoweredMpmdFun"],

@@ -77,7 +77,7 @@ JPP_API jpp_status_t* jpp_job_explain(JPP_OPTIONAL jpp_status_t* status) JPP_MUS
 // the others: "ValueError: no such file". The time within which this process must end
 // begins.
 JPP_API void jpp_job_fail(const char* text);
-// The same if another process caused the failure; `text` is that of the peer error.
+// The same if another process caused the failure; `text` is the text of the peer error.
 JPP_API void jpp_job_fail_after_another(const char* text);
 
 // Announces that this process waits for others in `name`, such as a barrier of a

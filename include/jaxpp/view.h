@@ -142,7 +142,7 @@ JPP_API jpp_status_t* jpp_spans_to_json(const jpp_spans_t* spans,
 // zero columns or an empty span of time.
 JPP_API jpp_status_t* jpp_spans_draw(const jpp_spans_t* spans, uint32_t columns,
                                      bool color, char** out_text) JPP_MUST_USE;
-// The same as a picture, or as a page like that of jpp_plot_html(). JPP_INVALID_ARGUMENT
+// Draws the spans as a picture, or as a page like jpp_plot_html(). JPP_INVALID_ARGUMENT
 // for more spans than a picture can show (1,000,000).
 JPP_API jpp_status_t* jpp_spans_svg(const jpp_spans_t* spans,
                                     char** out_text) JPP_MUST_USE;

@@ -151,7 +151,7 @@ def check_count(what: str, value: Any) -> int:
 
 
 def _other_size(what: str, ranks: int, mpmd_dim: int, instead: str = "") -> JaxppError:
-    """The error for a schedule whose number of ranks differs from that of the mesh."""
+    """The error for a schedule and a mesh that differ in their number of ranks."""
     more = ""
     devices = jax.devices()
     if len(devices) < ranks and devices[0].platform == "cpu":

@@ -19,18 +19,23 @@ static bool takes(const jpp_staged_t* staged, uint32_t task, uint32_t value) {
   return false;
 }
 
-// Those of `values` that the stage's backward takes.
-static void offload_values(const offload_t* o, const jpp_staged_loop_t* loop,
-                           uint32_t stage, const uint32_t* values, uint32_t count) {
+bool jpp__staged_backward_takes(const jpp_staged_t* staged, uint32_t loop, uint32_t stage,
+                                uint32_t value) {
+  const jpp_staged_loop_t* of = &staged->loops[loop];
+  uint32_t weight = of->split_backward ? of->weight[stage] : JPP_NONE;
+  return takes(staged, of->backward[stage], value) || takes(staged, weight, value);
+}
+
+// Offloads the values that the stage's backward takes.
+static void offload_values(const offload_t* o, uint32_t loop, uint32_t stage,
+                           const uint32_t* values, uint32_t count) {
   jpp_value_t* table = (jpp_value_t*)o->staged->values;  // the partition's own
-  uint32_t weight = loop->split_backward ? loop->weight[stage] : JPP_NONE;
   for (uint32_t i = 0; i < count; ++i) {
     uint32_t value = values[i];
     bool is_index = table[value].producer == JPP_NONE;
     if (is_index || o->staged->scopes[value] != JPP_SCOPE_MICROBATCH) continue;
     if (o->value_bytes[value] < kFewBytes) continue;
-    if (takes(o->staged, loop->backward[stage], value) ||
-        takes(o->staged, weight, value)) {
+    if (jpp__staged_backward_takes(o->staged, loop, stage, value)) {
       table[value].type.memory = JPP_MEMORY_PINNED_HOST;
     }
   }
@@ -44,8 +49,8 @@ void jpp__staged_offload(jpp_staged_t* staged, const uint64_t* value_bytes) {
     for (uint32_t s = 0; s + 1 < loop->stages; ++s) {
       for (uint32_t t = loop->forward[s]; t != JPP_NONE; t = staged->tasks[t].next_part) {
         const jpp_task_t* task = &staged->tasks[t];
-        offload_values(&o, loop, s, task->inputs, task->num_inputs);
-        offload_values(&o, loop, s, task->outputs, task->num_outputs);
+        offload_values(&o, l, s, task->inputs, task->num_inputs);
+        offload_values(&o, l, s, task->outputs, task->num_outputs);
       }
     }
   }

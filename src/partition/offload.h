@@ -11,4 +11,9 @@
 // [num_values] of each value on one device.
 void jpp__staged_offload(jpp_staged_t* staged, const uint64_t* value_bytes);
 
+// Whether the backward of a stage, or one of its parts, takes the value. The loop has a
+// backward.
+bool jpp__staged_backward_takes(const jpp_staged_t* staged, uint32_t loop, uint32_t stage,
+                                uint32_t value);
+
 #endif  // JPP_PARTITION_OFFLOAD_H_

@@ -1,6 +1,7 @@
 // Emits each rank's runs, sends, receives and moves by walking the tasks in the order of
 // order.c. A value is sent when its task ends and received right before its first use.
 // Each instruction takes constant time: draft.c adds the operands later.
+#include "partition/offload.h"
 #include "program/builder.h"
 #include "task/ids.h"
 
@@ -209,33 +210,17 @@ static jpp_status_t* find_moved(const emitter_t* e, const uint32_t* values,
   return JPP_VEC_TO_ARENA(found, &e->b->scratch, out_moved);
 }
 
-static bool takes(const jpp_task_t* task, uint32_t value) {
-  for (uint32_t i = 0; i < task->num_inputs; ++i) {
-    if (task->inputs[i] == value) return true;
-  }
-  return false;
-}
-
-// Whether the backward of a forward's stage takes the value, too.
-static bool waits_for_backward(const emitter_t* e, const jpp_task_t* forward,
-                               uint32_t value) {
-  const jpp_staged_t* staged = e->b->staged;
-  const jpp_staged_loop_t* loop = &staged->loops[forward->loop];
-  return takes(&staged->tasks[loop->backward[forward->stage]], value) ||
-         (loop->split_backward &&
-          takes(&staged->tasks[loop->weight[forward->stage]], value));
-}
-
 static jpp_status_t* find_moved_back(const emitter_t* e, const jpp_task_t* task,
                                      jpp_u32_vec_t* found, transfers_t* transfers) {
+  const jpp_staged_t* staged = e->b->staged;
   found->count = 0;
   bool is_last_part = task->kind == JPP_TASK_FWD && task->next_part == JPP_NONE &&
-                      e->b->staged->loops[task->loop].has_backward;
+                      staged->loops[task->loop].has_backward;
   for (uint32_t i = 0; is_last_part && i < transfers->num_received; ++i) {
     uint32_t value = transfers->received[i];
     bool moves = jpp__program_moves(e->b, value) && jpp__value_of_microbatch(e->b, value);
     if (!moves || jpp__program_site(e->b, task->rank, value)->leaves) continue;
-    if (!waits_for_backward(e, task, value)) continue;
+    if (!jpp__staged_backward_takes(staged, task->loop, task->stage, value)) continue;
     JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(found, value));
   }
   transfers->num_moved_back = (uint32_t)found->count;

@@ -94,7 +94,7 @@ static PyType_Slot kSlots[] = {
     {Py_tp_doc,
      "Network(driver, process, num_processes, address, token, device, /)\n--\n\nMessages "
      "between the processes of a job. This process listens at `address`; a driver that "
-     "takes device memory uses that of `device`. The timeouts are JPP_PEER_TIMEOUT, "
+     "sends from device memory uses `device`. The timeouts are JPP_PEER_TIMEOUT, "
      "JPP_STALL_TIMEOUT and JPP_STEP_TIMEOUT."},
     {Py_tp_new, (void*)network_new},
     {Py_tp_dealloc, (void*)network_dealloc},

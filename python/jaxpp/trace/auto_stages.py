@@ -184,8 +184,8 @@ def _stages_of(function: _Function, num_stages: int) -> list[int]:
 
 
 def _join_rows(ops: Sequence[_Op], stages: Sequence[int]) -> Iterator[tuple[_Op, int]]:
-    """The ops with the rows of a scan that are in one stage joined. The first of these rows
-    stands for the stacked results of all."""
+    """The ops, with the rows of a scan joined where they are in the same stage. Joined rows
+    return their stacked results as those of their first row."""
     last: tuple[_Op, int] | None = None
     for op, stage in zip(ops, stages, strict=True):
         if last and op.rows and op.rows.start > 0 and stage == last[1]:

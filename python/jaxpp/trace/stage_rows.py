@@ -332,7 +332,7 @@ def find_parting(
         if axis == 0:
             same = finder
         axis += 1
-        # Exclude leaves of which no stage reads a known part.
+        # Exclude leaves if no stage reads a known part of them.
         candidates -= parting.leaves
         candidates &= finder.taken | {k for k in candidates if not may_cut(k, axis - 1)}
         candidates = {k for k in candidates if len(shapes[k]) > axis}

@@ -63,7 +63,7 @@ static void zb_v_row(const jpp_schedule_params_t* params, uint32_t rank,
   write_v(params, rank, JPP_TASK_BWD_I, writer);
 }
 
-// 1F1B in V placement: the same order with whole backwards. The peak is that of ZB-V, P;
+// 1F1B in V placement: the same order with whole backwards. The peak equals ZB-V's, P;
 // the paper's building block for it keeps about 2P / 3, with a larger bubble.
 static void v_1f1b_row(const jpp_schedule_params_t* params, uint32_t rank,
                        jpp_row_writer_t* writer) {

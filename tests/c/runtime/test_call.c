@@ -223,7 +223,7 @@ static void test_failures_are_told_once(void** state) {
   for (int i = 0; i < 20; ++i) fail_in_flight(i % 2, i % 4 < 2);
 }
 
-// The next call reports the failure that nobody waited for, and takes no argument.
+// If no caller waited for a failed step, the next call reports it and takes nothing.
 static void test_the_next_call_tells(void** state) {
   (void)state;
   char* text = model_chain(2, 2, 2);
