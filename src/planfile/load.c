@@ -372,8 +372,7 @@ static jpp_status_t* read_plan(reader_t* r) {
   return check_plan(r);
 }
 
-// --- Contents besides the plan
-// ----------------------------------------------------------
+// --- Contents besides the plan -------------------------------------------------------
 
 static jpp_status_t* read_axes(reader_t* r) {
   jpp_planfile_contents_t* contents = &r->storage->file.contents;

@@ -1,10 +1,11 @@
 // The program builder's working state, passed from pass to pass:
 //
 //   order.c     all task runs of the step, in one order in which they can run
-//   sites.c     for each value, the ranks that make it or take it, and its instances
-//   there emit.c      each rank's runs, sends and receives, without operands draft.c one
-//   rank's operands: virtual registers, one for each definition donate.c    which inputs
-//   are donated, and to which output finish.c    deletions, real registers, peak bytes
+//   sites.c     the ranks that make or take each value, and its instances there
+//   emit.c      each rank's runs, sends and receives, without operands
+//   draft.c     one rank's operands: virtual registers, one for each definition
+//   donate.c    which inputs are donated, and to which output
+//   finish.c    deletions, real registers, peak bytes
 //
 // A step has many more operands than instructions, so only one rank's operands exist at a
 // time: donate.c and finish.c draft the ranks one after the other.

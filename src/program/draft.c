@@ -187,8 +187,7 @@ static jpp_status_t* draft_instr(const drafter_t* d, const jpp_instr_draft_t* in
   return draft_result(d, instr, to);
 }
 
-// --- The whole draft
-// ------------------------------------------------------------------------
+// --- The whole draft -----------------------------------------------------------------
 
 static jpp_status_t* take_outputs(const drafter_t* d) {
   for (uint32_t i = 0; i < d->b->staged->graph->num_outputs; ++i) {

@@ -388,8 +388,7 @@ static jpp_status_t* check_accumulation_order(const jpp_program_builder_t* b) {
   return NULL;
 }
 
-// --- The whole pass
-// ------------------------------------------------------------------------
+// --- The whole pass ------------------------------------------------------------------
 
 jpp_status_t* jpp__program_emit(jpp_program_builder_t* b) {
   emitter_t emitter = {.b = b};

@@ -178,8 +178,7 @@ static PyObject* value_set_origin(PyObject* object, PyObject* origin) {
   Py_RETURN_NONE;
 }
 
-// --- Inspection
-// --------------------------------------------------------------------------
+// --- Inspection ----------------------------------------------------------------------
 
 bool jpp_py_value_check_shard(const jpp_array_t* array, uint32_t rank, uint32_t device) {
   const jpp_array_layout_t* layout = jpp_array_layout(array);

@@ -102,8 +102,7 @@ static jpp_status_t* add_text(const char* file, const json_t* events, int64_t na
                          file);
 }
 
-// --- Several texts
-// --------------------------------------------------------------------------
+// --- Several texts -------------------------------------------------------------------
 
 static json_int_t note_of(const json_t* root, const char* name) {
   return json_integer_value(json_object_get(json_object_get(root, "otherData"), name));
