@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import json
 import os
-from collections.abc import Sequence
+import zlib
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -22,7 +24,8 @@ from jaxpp.jax_internals.client import add_to_profiles, keep_profiles_apart
 from jaxpp.lower.compiling import Compiler
 from jaxpp.lower.handlers import register_handlers
 from jaxpp.lower.lowering import Code, TaskModules
-from jaxpp.mesh import MpmdMesh
+from jaxpp.mesh import MpmdMesh, rank_axes
+from jaxpp.plan.costs import Collectives
 from jaxpp.plan.planning import Planned
 from jaxpp.trace.call import Options
 
@@ -37,6 +40,11 @@ class StepDevices(Devices):
     ) -> tuple[Any, TaskModules]:
         """The runtime of a plan, and the code that its tasks were compiled from."""
         raise NotImplementedError
+
+    def collectives(self, runtime: Any, mesh: MpmdMesh) -> Callable[[], Collectives]:
+        """A function that finds the collectives of all ranks. Call this when the runtime is
+        made, and the function in any process at any time."""
+        return functools.partial(runtime.collectives, *rank_axes(mesh))
 
 
 class LocalDevices(StepDevices):
@@ -143,6 +151,22 @@ class LocalDevices(StepDevices):
             identity = identity_of(planned, options, code, client)
             network = self.processes.connect(identity, self)
         return self.run(planned.plan, executables, in_flight, network), compiler.made
+
+    def collectives(self, runtime: _core.Runtime, mesh: MpmdMesh) -> Callable[[], Collectives]:
+        own = StepDevices.collectives(self, runtime, mesh)
+        if not isinstance(self.processes, Processes) or self.rank_size == 1:
+            return own
+        shared = self.processes.share(zlib.compress(json.dumps(own()).encode()))
+
+        def of_all() -> Collectives:
+            known: dict[int, list[Any]] = {}  # processes that share a rank report the same
+            for packed in shared():
+                rows = json.loads(zlib.decompress(packed))
+                ranks = {row[0] for row in rows} - known.keys()
+                known |= {r: [tuple(row) for row in rows if row[0] == r] for r in ranks}
+            return [row for rank in sorted(known) for row in known[rank]]
+
+        return of_all
 
     def run(
         self,

@@ -14,6 +14,7 @@ import os
 import pathlib
 import secrets
 import zlib
+from collections.abc import Callable
 
 import jax
 
@@ -30,7 +31,7 @@ __all__ = ["Processes", "make_network", "processes_of"]
 _TIMEOUT_MS = 5 * 60 * 1000  # limits the wait for all processes to have compiled
 _POLL_MS = 500
 _PART_BYTES = 1 << 20  # size limit of one value in the store
-_numbers = itertools.count()  # counts compiled steps, in the same order in all processes
+_numbers = itertools.count()  # of exchanges, in the same order in all processes
 
 
 def _key_of(process: int, key: str) -> bytes:
@@ -81,6 +82,13 @@ class Processes:
         """The values that all processes store under the key."""
         coordination().key_value_set_bytes(f"{key}/{self.me}", mine)
         return [_key_of(p, f"{key}/{p}") for p in range(self.count)]
+
+    def share(self, mine: bytes) -> Callable[[], list[bytes]]:
+        """Stores a value that belongs to the step just created, and returns a function that
+        waits for those of all processes. Every process calls it."""
+        key = f"jaxpp/{next(_numbers)}"
+        coordination().key_value_set_bytes(f"{key}/{self.me}", mine)
+        return lambda: [_key_of(p, f"{key}/{p}") for p in range(self.count)]
 
     def _token(self, key: str) -> bytes:
         """The secret that authenticates the network's peers; the first process creates it."""

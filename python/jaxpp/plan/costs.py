@@ -60,7 +60,7 @@ class CostSummary:
 
     ranks: list[RankCost]
     links: list[LinkCost]
-    # Those of this process; empty before the step is compiled.
+    # Empty before the step is compiled.
     collectives: list[CollectiveCost]
     table: str  # all costs, as `jaxpp plan` prints them
 

@@ -19,12 +19,11 @@ from jaxpp.errors import JaxppError, make_error, warn
 from jaxpp.jax_internals.client import serialized_compile_options
 from jaxpp.lower.compiling import explain
 from jaxpp.lower.lowering import Code, TaskLowerer, modules_of_all
-from jaxpp.mesh import rank_axes
 from jaxpp.placements import (
     Part,
     Placement,
 )
-from jaxpp.plan.costs import Collectives, CostSummary, MemoryAnalysis, Prediction
+from jaxpp.plan.costs import CostSummary, MemoryAnalysis, Prediction
 from jaxpp.plan.evaluation import zeros
 from jaxpp.plan.planning import Planned, Traced
 from jaxpp.run.arguments import Argument, Source, source_of
@@ -84,6 +83,7 @@ class CompiledStep:
         self._options, self._given_code = options, code
         code = self._make_code()
         self._runtime, self._modules = devices.start(traced, code, self._in_flight, options)
+        self._collectives = devices.collectives(self._runtime, self._mesh)
         args = zip(traced.staged.args(), self._arg_avals(), strict=True)
         outputs = zip(traced.staged.outputs(), traced.out_avals, strict=True)
         self._inputs = [self._part(placed, aval) for placed, aval in args]
@@ -357,9 +357,6 @@ class CompiledStep:
         bytes that ranks send to each other, and the collectives among the devices of a rank,
         by task. They print as tables."""
         return self._traced.cost_summary(self._collectives())
-
-    def _collectives(self) -> Collectives:
-        return self._runtime.collectives(*rank_axes(self._mesh))
 
     def explain(self) -> str:
         """A page on what the step does: the work of its stages, what ranks send, the

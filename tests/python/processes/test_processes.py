@@ -79,7 +79,7 @@ def launch(command: str, tmp_path: pathlib.Path) -> Launch:
 # Jobs that succeed, by devices per process; one launch of two processes runs them in turn.
 TOGETHER = {
     1: ["train2", "types", "by_hand", "resharded", "saved", "left", "traced", "profiled"],
-    2: ["train2", "types", "by_hand", "resharded", "saved", "left"],
+    2: ["train2", "types", "by_hand", "resharded", "saved", "left", "costed"],
 }
 Together = Callable[[int, str], tuple[pathlib.Path, Lines]]
 
@@ -187,6 +187,13 @@ def test_a_plan_file_of_a_job(together: Together, devices: int, tmp_path: pathli
     for process in range(2):
         step = jaxpp.load(folder / f"step{process}.plan")
         assert list(trainings.described("loaded", step(weights, xs))) == expected
+
+
+def test_every_process_knows_the_costs_of_all_ranks(together: Together) -> None:
+    _, lines = together(2, "costed")
+    expected = trainings.costs(mesh_of(2, {"model": 2}))
+    assert {"0", "1"} == {line.split()[0] for line in expected if "all-" in line}
+    assert lines[0] == lines[1] == expected
 
 
 def test_a_timeline_of_a_job(together: Together, command: str, tmp_path: pathlib.Path) -> None:

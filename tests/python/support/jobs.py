@@ -30,6 +30,7 @@ from jaxpp.client import devices, nodes, processes
 from jaxpp.placements import Part
 from jaxpp.run.arguments import Argument, source_of
 from trainings import (
+    costs,
     descent,
     local_ranks,
     mesh_of_all,
@@ -94,6 +95,11 @@ def by_hand() -> None:
 
 def relay_out() -> None:
     for line in relaid(mesh_of(2, {"data": 2, "model": 2})):
+        say(line)
+
+
+def costed() -> None:
+    for line in costs(mesh_of_all(2)):
         say(line)
 
 
@@ -425,6 +431,7 @@ JOBS: dict[str, Callable[[], None]] = {
             moved_argument,
             no_copy,
             left,
+            costed,
             put_from_a_device,
         )
     },

@@ -176,6 +176,14 @@ def two_stages(
     return jaxpp.mpmd_jit_with_loop(step, mesh or mesh_of_all(2), **options), weights, xs
 
 
+def costs(mesh: Any) -> list[str]:
+    """The costs of a step whose weights are cut over the devices of a rank, line by line."""
+    step, weights, xs = two_stages(
+        mesh=mesh, in_specs=(PartitionSpec("model"), PartitionSpec())
+    )
+    return str(step.compile(weights, xs).cost_summary()).splitlines()
+
+
 def saved_and_loaded(mesh: Any, folder: str) -> Iterator[str]:
     """The results of a step that this process saved and loaded."""
     step, weights, xs = two_stages(mesh=mesh)
