@@ -225,6 +225,10 @@ def treduce_i(
     )
 
 
+# What a function raises for an array of an unexpected shape.
+_OF_SHAPES = (TypeError, ValueError, IndexError)
+
+
 def run_loop(
     body: Callable[[jax.Array], Any],
     fun: Callable[..., Any],
@@ -259,8 +263,15 @@ def run_loop(
     try:
         with collecting_marks() as bound:
             closed, result = jax.make_jaxpr(run_body, return_shape=True)(index)
-    except (TypeError, ValueError, IndexError) as error:
-        if note and not isinstance(error, JaxppError):
+    except Exception as error:
+        if "different trace level" in str(error):  # Flax NNX, in exceptions of two types
+            raise make_error(
+                "unsupported",
+                f"{title}: the function uses a Flax NNX model that was made outside of it; "
+                "divide the model outside, graph, state = nnx.split(model), and make a copy "
+                "inside, nnx.merge(graph, state, copy=True)",
+            ) from error
+        if note and isinstance(error, _OF_SHAPES) and not isinstance(error, JaxppError):
             error.add_note(f"{title}: {note}")
         raise
     for const in closed.consts:

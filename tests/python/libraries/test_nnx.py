@@ -26,6 +26,7 @@ from libraries import (
     assert_same_training,
     make_batch,
     mse,
+    pipelined_loop,
     plain_loop,
 )
 
@@ -78,6 +79,30 @@ def test_nnx_split_and_merge() -> None:
     model = NnxStack(NnxBlock)
     graph, state = nnx.split((model, nnx.Optimizer(model, SGD, wrt=nnx.Param)))
     assert_same_training(nnx_step(graph), state, make_batch())
+
+
+def test_nnx_value_and_grad() -> None:
+    """It needs a model that the loop's function made."""
+    model = NnxStack(NnxBlock)
+    graph, state = nnx.split((model, nnx.Optimizer(model, SGD, wrt=nnx.Param)))
+
+    def step(loop: Loop, state: Any, batch: Any, copy: bool = True) -> Any:
+        model, optimizer = nnx.merge(graph, state)
+        parts = nnx.split(model)
+
+        def one(microbatch: Any) -> Any:
+            own = nnx.merge(*parts, copy=True) if copy else model
+            gradient = nnx.value_and_grad(lambda m: mse(m(microbatch["x"]), microbatch))
+            return gradient(own)[::-1]
+
+        grads, losses = loop(one, batch)
+        optimizer.update(model, grads)
+        return nnx.state((model, optimizer)), losses
+
+    assert_same_training(step, state, make_batch())
+    shared = functools.partial(step, pipelined_loop, copy=False)
+    with pytest.raises(jaxpp.JaxppError, match="a Flax NNX model that was made outside of it"):
+        jax.eval_shape(shared, state, make_batch())
 
 
 def test_nnx_dropout_and_batch_statistics() -> None:

@@ -1,5 +1,5 @@
-"""The code blocks of docs/guide.md run in order as one script, and so do the examples of
-docs/api.md."""
+"""The code blocks of each page of the guide run in order as one script, and so do the
+examples of docs/api.md."""
 
 import pathlib
 import re
@@ -23,15 +23,36 @@ def output_of(script: pathlib.Path) -> str:
     return done.stdout
 
 
-def test_the_guide_runs(tmp_path: pathlib.Path) -> None:
-    blocks = re.findall(r"^```python\n(.*?)^```$", (DOCS / "guide.md").read_text(), re.M | re.S)
-    assert len(blocks) >= 7
-    script = tmp_path / "guide.py"
+def output_of_page(name: str, folder: pathlib.Path) -> str:
+    blocks = re.findall(r"^```python\n(.*?)^```$", (DOCS / name).read_text(), re.M | re.S)
+    assert blocks
+    script = folder / "page.py"
     script.write_text("\n".join(blocks))
-    output = output_of(script)
+    return output_of(script)
+
+
+def test_the_guide_runs(tmp_path: pathlib.Path) -> None:
+    output = output_of_page("guide.md", tmp_path)
     assert re.search(r"^step 3: loss \d", output, re.M)
     assert "memory limit: rank 3: expected at most 800000 bytes" in output, output
     assert re.search(r"schedule \S+ of 4 stages .* fits", output), output
+
+
+def test_an_nnx_model_from_start_to_end(tmp_path: pathlib.Path) -> None:
+    output = output_of_page("nnx.md", tmp_path)
+    first, *_, last = map(float, re.findall(r"^step \d: loss (\S+)", output, re.M))
+    assert last < first and re.search(r"^evaluated: \d", output, re.M), output
+
+
+def test_batches_of_several_lengths(tmp_path: pathlib.Path) -> None:
+    output = output_of_page("batches.md", tmp_path)
+    assert len(set(re.findall(r"length (\d+), loss \d", output))) > 1, output
+    assert output.endswith("tokens on ranks (0,) labels on ranks (0, 1)\n"), output
+
+
+def test_generation(tmp_path: pathlib.Path) -> None:
+    """The page compares the texts with those of plain JAX."""
+    output_of_page("generation.md", tmp_path)
 
 
 def test_the_examples_of_the_api_run() -> None:
