@@ -21,6 +21,7 @@ from jax.sharding import PartitionSpec as P
 
 import jaxpp.api as jaxpp
 import trainings
+import written
 from equality import mesh_of
 from jaxpp.remote.messages import Read, decode_answer, encode
 from locations import ROOT
@@ -65,6 +66,14 @@ def test_costs_are_those_of_one_process(ray_cluster: None) -> None:
     found = costs(mesh)
     assert found == costs(mesh_of(2, {"model": 2}))
     assert {(c.rank, c.axes) for c in found[0].collectives} == {(0, "model"), (1, "model")}
+    mesh.shutdown()
+
+
+@pytest.mark.parametrize("width", [1, 2])
+def test_programs_written_by_hand(ray_cluster: None, width: int) -> None:
+    mesh = make(2, width, 1)
+    expected = list(written.trained(mesh_of(2, {"data": width, "model": 1})))
+    assert list(written.trained(mesh)) == expected
     mesh.shutdown()
 
 

@@ -109,7 +109,7 @@ def trained(mesh: mpmd.MpmdMesh) -> Iterator[str]:
     for _ in range(2):
         losses, ws = step(ws, xs, ys)
     yield from described("training", (losses, ws))
-    both = on(mesh, [0, 1], "stage")
+    both = on(mesh, [0, 1], mesh.mpmd_axis_name)
 
     @mpmd.mpmd(mesh, in_shardings=(both, on(mesh, 1)))
     def program(a: Any, b: Any) -> Any:

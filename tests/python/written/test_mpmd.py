@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+from functools import partial
 from typing import Any
 
 import jax
@@ -14,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 
 import jaxpp.api as jaxpp
 from jaxpp.experimental import mpmd
-from written import RandomProgram, batch, hand_mesh, on, plain_training, training
+from written import WIDTH, RandomProgram, batch, hand_mesh, layer, on, plain_training, training
 
 MESHES = [(1, False), (2, False), (1, True), (2, True)]
 
@@ -73,6 +74,47 @@ def test_it_is_one_equation_a_call_in_another_trace() -> None:
     step = training(hand_mesh(2), 1)
     names = [eqn.primitive.name for eqn in jax.make_jaxpr(step)(*batch(1)).eqns]
     assert names == ["task", "transfer", "task", "transfer", "task", "task", "task"]
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_beside_a_loop(ranks: int) -> None:
+    """Tasks and transfers written by hand prepare what a loop takes, and take its results."""
+    mesh = hand_mesh(ranks)
+    first, last = on(mesh, 0), on(mesh, ranks - 1)
+
+    @mpmd.mpmd(mesh, in_shardings=last)
+    def prepared(xs: Any) -> Any:
+        scaled = mpmd.task(lambda xs: 2 * xs, out_shardings=last)(xs)
+        return mpmd.transfer(scaled, out_shardings=first).done()
+
+    @mpmd.mpmd(mesh, in_shardings=(first, last))
+    def difference(w: Any, d: Any) -> Any:
+        sent = mpmd.transfer(d, out_shardings=first)
+        return mpmd.task(lambda w, d: w - 0.1 * d, out_shardings=first)(w, sent.done())
+
+    def loss(ws: Any, x: Any) -> Any:
+        for w in ws:
+            x = jaxpp.mark_stage_end(layer(w, x))
+        return jnp.sum(x**2)
+
+    def step(prepare: Any, update: Any, ws: Any, xs: Any) -> Any:
+        total, grads = jaxpp.treduce(
+            lambda x: jax.value_and_grad(loss)(ws, x),
+            prepare(xs),
+            jaxpp.Std1F1B(ranks),
+            operation=jaxpp.Add,
+        )
+        return total, update(ws[0], grads[-1])
+
+    rng = np.random.default_rng(0)
+    ws = list(rng.normal(size=(ranks, WIDTH, WIDTH)).astype(np.float32))
+    xs = rng.normal(size=(6, 2, WIDTH)).astype(np.float32)
+    mixed = partial(step, prepared, difference)
+    compiled = jaxpp.mpmd_jit_with_loop(mixed, mesh).compile(ws, xs)
+    expected = jax.jit(partial(step, lambda xs: 2 * xs, lambda w, d: w - 0.1 * d))(ws, xs)
+    assert_close(compiled(ws, xs), expected)
+    links = {(link.src, link.dst): link.messages for link in compiled.cost_summary().links}
+    assert links[ranks - 1, 0] == (8 if ranks == 2 else 2)  # gradients of activations are 6
 
 
 def test_what_lower_tells() -> None:
