@@ -40,6 +40,7 @@ __all__ = [
     "is_transposed",
     "is_unspecified",
     "never_recompute",
+    "new_var",
     "printed_lines",
     "scan_sizes",
     "settings_of",
@@ -77,6 +78,12 @@ def changed_jaxpr(closed: ClosedJaxpr, **changes: Any) -> ClosedJaxpr:
     """A jaxpr with other `invars`, `outvars` or `eqns`, and without debug information."""
     names = closed.jaxpr.debug_info.with_unknown_names()
     return ClosedJaxpr(closed.jaxpr.replace(debug_info=names, **changes), closed.consts)
+
+
+# JAX 0.10.2, 0.11.2: core.Var.
+def new_var(aval: Any) -> Any:
+    """A new variable of a jaxpr."""
+    return jax_core.Var(aval)
 
 
 # JAX 0.10.2: state.types.AbstractRef.

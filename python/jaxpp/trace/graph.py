@@ -33,7 +33,7 @@ from jaxpp.trace.gather import Gather, WeightGathers
 from jaxpp.trace.keys import literal_key, param_key
 from jaxpp.trace.loop import closed_over_error, loop_p
 from jaxpp.trace.marks import holds_marks, mark_backward_p, mark_p, mark_tangent_p
-from jaxpp.trace.memories import is_move, memory_after, without_memory
+from jaxpp.trace.memories import is_move, memory_after, with_moves_around, without_memory
 from jaxpp.trace.nested import refuse_traced, step_p
 from jaxpp.trace.recomputation import CutRecomputation
 from jaxpp.trace.splitting import (
@@ -303,6 +303,9 @@ class _Builder:
             outs = add(eqn, called, operands)
             self.in_backward = outer
             return outs
+        moving = with_moves_around(eqn) if eqn.primitive.name == "scan" else None
+        if moving is not None:
+            return self.walk(moving, operands)
         if eqn.primitive.name == "scan" and self.outside is not None:
             return self.add_scan(eqn, operands, next(self.scans_for_marks))
         if self.outside is None and not _holds_loop_or_mark(eqn):

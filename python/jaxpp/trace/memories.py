@@ -2,17 +2,22 @@
 
 In the graph, a value's type includes its memory, and tasks compute in device memory only.
 So the equation of a move computes nothing.
+
+A scan whose body moves values moves them together, before it or after it: a policy of
+`jax.checkpoint` that offloads the activations of each layer offloads those of all layers
+of the scan.
 """
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
-from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 from jax.sharding import Sharding
 
-from jaxpp.jax_internals.jaxprs import bind, settings_of
+from jaxpp.jax_internals.jaxprs import bind, changed_jaxpr, new_var, settings_of
 from jaxpp.jax_internals.lines import at_line_of
 from jaxpp.mesh import memory_of
 
@@ -22,6 +27,7 @@ __all__ = [
     "memory_after",
     "move_of_one",
     "run_in_device_memory",
+    "with_moves_around",
     "without_memory",
 ]
 
@@ -90,3 +96,96 @@ def run_in_device_memory(closed: ClosedJaxpr, *args: Any) -> list[Any]:
                 outs = bind(eqn.primitive, eqn.params, given)
         env.update(zip(eqn.outvars, outs, strict=True))
     return list(map(read, closed.jaxpr.outvars))
+
+
+# --- Moves in a scan ----------------------------------------------------------------------
+
+
+def _in_memory(aval: Any, memory: jax.memory.Space) -> Any:
+    return aval.update(memory_space=memory)
+
+
+def _without_moves(closed: ClosedJaxpr) -> ClosedJaxpr:
+    """The jaxpr with all its values in device memory."""
+    found: dict[Any, Any] = {}
+
+    def define(v: Any) -> Any:
+        if is_in_host_memory(v.aval):
+            found[v] = new_var(_in_memory(v.aval, jax.memory.Space.Device))
+        return found.get(v, v)
+
+    def read(atom: Any) -> Any:
+        return atom if isinstance(atom, Literal) else found.get(atom, atom)
+
+    invars = list(map(define, closed.jaxpr.invars))
+    eqns = []
+    for eqn in closed.eqns:
+        operands = list(map(read, eqn.invars))
+        if not is_move(eqn):
+            params = {name: _param_without_moves(param) for name, param in eqn.params.items()}
+            outvars = list(map(define, eqn.outvars))
+            eqns.append(eqn.replace(invars=operands, outvars=outvars, params=params))
+            continue
+        for number, (operand, out) in enumerate(zip(operands, eqn.outvars, strict=True)):
+            primitive, params = without_memory(eqn, number)
+            outvar = define(out)
+            eqns.append(
+                eqn.replace(
+                    primitive=primitive, params=params, invars=[operand], outvars=[outvar]
+                )
+            )
+    return changed_jaxpr(
+        closed, invars=invars, outvars=list(map(read, closed.jaxpr.outvars)), eqns=eqns
+    )
+
+
+def _param_without_moves(param: Any) -> Any:
+    if isinstance(param, ClosedJaxpr):
+        return _without_moves(param)
+    if isinstance(param, Jaxpr):
+        return _without_moves(ClosedJaxpr(param, ())).jaxpr
+    if type(param) in (tuple, list):
+        return type(param)(map(_param_without_moves, param))
+    return param
+
+
+@functools.cache
+def _params_of_move(memory: jax.memory.Space) -> dict[str, Any]:
+    closed = jax.make_jaxpr(lambda x: jax.device_put(x, memory))(0.0)
+    return dict(closed.eqns[0].params)
+
+
+def _moved(eqn: JaxprEqn, v: Any, memory: jax.memory.Space) -> JaxprEqn:
+    """An equation beside `eqn` that moves a variable."""
+    return eqn.replace(
+        primitive=jax.lax.device_put_p,
+        params=_params_of_move(memory),
+        invars=[v],
+        outvars=[new_var(_in_memory(v.aval, memory))],
+        effects=set(),
+    )
+
+
+def with_moves_around(eqn: JaxprEqn) -> ClosedJaxpr | None:
+    """A scan on values in device memory, after moves of its operands from the host and
+    before moves of its results to the host; None if it has no such operands and results."""
+    if not any(is_in_host_memory(v.aval) for v in (*eqn.invars, *eqn.outvars)):
+        return None
+    invars = [new_var(v.aval) for v in eqn.invars]
+    before = {
+        v: _moved(eqn, v, jax.memory.Space.Device) for v in invars if is_in_host_memory(v.aval)
+    }
+    outvars = [new_var(_in_memory(v.aval, jax.memory.Space.Device)) for v in eqn.outvars]
+    after = {
+        made: _moved(eqn, made, jax.memory.Space.Host)
+        for made, v in zip(outvars, eqn.outvars, strict=True)
+        if is_in_host_memory(v.aval)
+    }
+    scan = eqn.replace(
+        invars=[before[v].outvars[0] if v in before else v for v in invars],
+        outvars=outvars,
+        params={**eqn.params, "jaxpr": _without_moves(eqn.params["jaxpr"])},
+    )
+    results = [after[v].outvars[0] if v in after else v for v in outvars]
+    eqns = [*before.values(), scan, *after.values()]
+    return changed_jaxpr(eqn.params["jaxpr"], invars=invars, outvars=results, eqns=eqns)

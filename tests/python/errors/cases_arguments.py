@@ -362,14 +362,14 @@ def step_that_computes_there() -> Any:
     return JIT(step, mesh())(m.params(), m.batch())
 
 
-def step_that_moves_in_a_scan() -> Any:
+def step_that_moves_in_a_while() -> Any:
     def step(ws: Any, xs: jax.Array) -> Any:
         new, total = m.training_step(TWO)(ws, xs)
 
-        def body(carry: Any, row: Any) -> Any:
-            return carry, jax.device_put(row * 2, HOST)
+        def body(w: Any) -> Any:
+            return jax.device_put(jax.device_put(w, HOST), jax.memory.Space.Device) * 2
 
-        return jax.lax.scan(body, total, new[0])[1]
+        return jax.lax.while_loop(lambda w: w[0, 0] < total, body, new[0])
 
     return JIT(step, mesh())(m.params(), m.batch())
 
@@ -436,12 +436,12 @@ memory(
     "jax.device_put(x, jax.memory.Space.Device)",
 )
 memory(
-    "A move between memories in a scan",
-    step_that_moves_in_a_scan,
-    "device_put inside scan at",
+    "A move between memories in a while loop",
+    step_that_moves_in_a_while,
+    "device_put inside while at",
     "cases_arguments.py:",
-    "expected values in device memory, where tasks compute, found float32<host>[4]",
-    "outside scan",
+    "expected values in device memory, where tasks compute, found float32<host>[4,4]",
+    "outside while",
 )
 memory(
     "A loop's result in host memory",

@@ -412,7 +412,10 @@ def offloading(names: list[str]) -> Any:
 
 @pytest.mark.parametrize("schedule", [jaxpp.Std1F1B, jaxpp.GPipe, jaxpp.ZeroBubble])
 @pytest.mark.parametrize("axes", [{}, {"data": 2}], ids=str)
-def test_activations_wait_for_their_backward_on_the_host(schedule: Any, axes: Any) -> None:
+@pytest.mark.parametrize("scanned", [False, True])
+def test_activations_wait_for_their_backward_on_the_host(
+    schedule: Any, axes: Any, scanned: bool
+) -> None:
     mesh = mesh_of(2, axes, sharing=1)
 
     def make(policy: Any) -> Any:
@@ -424,8 +427,10 @@ def test_activations_wait_for_their_backward_on_the_host(schedule: Any, axes: An
 
         def loss(ws: Any, x: Any) -> Any:
             for pair in ws:
-                for w in pair:
-                    x = run(w, x)
+                if scanned:
+                    x, _ = jax.lax.scan(lambda x, w: (run(w, x), None), x, jnp.stack(pair))
+                else:
+                    x = run(pair[1], run(pair[0], x))
                 x = jaxpp.mark_stage_end(x)
             return jnp.mean(x**2)
 
@@ -450,6 +455,34 @@ def test_activations_wait_for_their_backward_on_the_host(schedule: Any, axes: An
     for rank in range(2):
         assert after[rank].peak_bytes <= before[rank].peak_bytes
         assert after[rank].peak_host_bytes > 0 == before[rank].peak_host_bytes
+
+
+def test_a_scan_outside_the_loop_moves_its_rows() -> None:
+    """Its operands come from the host, its results go there, and one state stays there."""
+    host = jax.memory.Space.Host
+
+    def step(ws: Any, xs: Any, scan: Any) -> Any:
+        def loss(w: Any, x: Any) -> Any:
+            return jaxpp.mark_stage_end(jnp.sum(jaxpp.mark_stage_end(x @ w) ** 2))
+
+        one = lambda x: jax.value_and_grad(loss)(ws[0], x)  # noqa: E731
+        total, grads = jaxpp.treduce(one, xs, jaxpp.Std1F1B(2), operation=jaxpp.Add)
+
+        def body(state: Any, row: Any) -> Any:
+            there = jax.device_put(state, jax.memory.Space.Device) + row
+            return jax.device_put(there, host), (jax.device_put(row * 2, host), row + 1)
+
+        return total, scan(body, jax.device_put(grads[0], host), grads)
+
+    ws, xs = [np.eye(4, dtype=np.float32)], np.ones((4, 2, 4), np.float32)
+    run = jaxpp.mpmd_jit_with_loop(lambda ws, xs: step(ws, xs, jax.lax.scan), mesh_of(2, {}))
+    total, (state, (rows, others)) = run(ws, xs)
+    kinds = [x.sharding.memory_kind for x in (state, rows, others)]
+    assert kinds == ["pinned_host", "pinned_host", "device"]
+    grads = np.asarray(others) - 1
+    np.testing.assert_allclose(np.asarray(rows), 2 * grads, rtol=1e-6)
+    np.testing.assert_allclose(np.asarray(state), grads[0] + grads.sum(0), rtol=1e-6)
+    assert float(total) > 0 and np.abs(grads).max() > 0
 
 
 # --- Checkpoints --------------------------------------------------------------------------
