@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import pathlib
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -32,6 +33,7 @@ from jaxpp.run.times import collecting, note_step
 from jaxpp.trace.boxes import Bounds
 from jaxpp.trace.call import Options
 from jaxpp.trace.stacked import parts_of_leaves
+from jaxpp.trace.work import bytes_of
 
 __all__ = ["CompiledStep"]
 
@@ -41,6 +43,8 @@ _ELSEWHERE = (
     "range(mesh.mpmd_dim), spec)"
 )
 
+_KEPT_BYTES = 1 << 16  # the size of an array up to which a copy is kept
+
 _log = logging.getLogger("jaxpp")
 
 
@@ -48,6 +52,29 @@ def _zeros(aval: Any) -> Any:
     """Zeros in the host's memory, of which no device ever holds all; keys are small."""
     is_key = jnp.issubdtype(aval.dtype, jax.dtypes.prng_key)
     return zeros(aval) if is_key else np.zeros(aval.shape, aval.dtype)
+
+
+class _Leaf:
+    """A leaf of a step's arguments: the plan's arguments for it, and what earlier calls have
+    found out."""
+
+    def __init__(self, arguments: list[Argument], aval: Any) -> None:
+        self.arguments = arguments
+        # By the placement of an MpmdArray: which of its parts to use as they are.
+        self.used: dict[Placement, list[int]] = {}
+        self._keeps = not arguments[0].donated and bytes_of(aval) < _KEPT_BYTES
+        self._kept: tuple[weakref.ref[Any], list[_core.Value]] | None = None
+
+    def keep(self, array: Any, values: list[_core.Value]) -> None:
+        """Keeps copies of a small JAX array for the next call with the same array."""
+        if self._keeps and isinstance(array, jax.Array):
+            self._kept = weakref.ref(array, lambda _: setattr(self, "_kept", None)), values
+
+    def kept(self, array: Any) -> list[_core.Value] | None:
+        kept = self._kept
+        if kept is None or kept[0]() is not array or array.is_deleted():
+            return None
+        return kept[1]
 
 
 class _TracedCode:
@@ -93,8 +120,7 @@ class CompiledStep:
         self._freed = self._freed_by_donation()
         freed = [leaf in self._freed for leaf in range(len(self._argument_groups))]
         self._freed_params = _core.Params(self.argument_names(), freed)
-        self._arguments = [self._arguments_of(*group) for group in self._argument_groups]
-        self._used: list[dict[Any, list[int]]] = [{} for _ in self._arguments]
+        self._leaves = [self._leaf(*group) for group in self._argument_groups]
         constants = self._inputs[len(traced.in_avals) :]
         self._constants = [
             self._constant(k, part, const)
@@ -142,6 +168,9 @@ class CompiledStep:
 
     # --- Running ---
 
+    def _leaf(self, numbers: range, placement: Placement) -> _Leaf:
+        return _Leaf(self._arguments_of(numbers, placement), placement.aval)
+
     def _arguments_of(self, numbers: range, placement: Placement) -> list[Argument]:
         """The plan's arguments for a leaf: one, or one for each of its parts."""
         first = numbers.start
@@ -172,37 +201,31 @@ class CompiledStep:
     def _values_of(self, leaves: list[Any], copied: list[MpmdArray]) -> list[_core.Value]:
         """Adds to `copied` the donated arrays of which the step only has copies."""
         values: list[_core.Value] = []
-        for arguments, used, leaf in zip(self._arguments, self._used, leaves, strict=True):
-            parts = used.get(leaf._placement) if type(leaf) is MpmdArray else None
+        for leaf, array in zip(self._leaves, leaves, strict=True):
+            parts = leaf.used.get(array._placement) if type(array) is MpmdArray else None
             if parts is None:
-                values += self._take_leaf(arguments, used, leaf, copied)
+                values += leaf.kept(array) or self._take_leaf(leaf, array, copied)
             else:
-                values += [leaf._values[part] for part in parts]
+                values += [array._values[part] for part in parts]
         return values
 
-    def _take_leaf(
-        self,
-        arguments: list[Argument],
-        used: dict[Any, list[int]],
-        leaf: Any,
-        copied: list[MpmdArray],
-    ) -> list[_core.Value]:
-        """The values of a leaf's parts. Adds to `used` the decision that the library
-        always makes for arrays with this placement: which of their parts to use as they
-        are."""
-        if type(leaf) is MpmdArray:
-            self._take_over(leaf, arguments)
-        source = source_of(leaf, self._devices, self._mesh)
-        taken = [self._take(argument, leaf, source) for argument in arguments]
-        if type(leaf) is not MpmdArray:
+    def _take_leaf(self, leaf: _Leaf, array: Any, copied: list[MpmdArray]) -> list[_core.Value]:
+        """The values of a leaf's parts. Notes in the leaf the decision that the library
+        always makes for arrays with this placement, or the copy of a small array."""
+        if type(array) is MpmdArray:
+            self._take_over(array, leaf.arguments)
+        source = source_of(array, self._devices, self._mesh)
+        taken = [self._take(argument, array, source) for argument in leaf.arguments]
+        if type(array) is not MpmdArray:
+            leaf.keep(array, taken)
             return taken
-        given = leaf._values
+        given = array._values
         if all(value in given for value in taken):
-            used[leaf._placement] = [given.index(value) for value in taken]
-        elif len(given) == len(taken) == 1 and not leaf._is_built:
+            leaf.used[array._placement] = [given.index(value) for value in taken]
+        elif len(given) == len(taken) == 1 and not array._is_built:
             taken[0].set_origin(given[0])
-        elif arguments[0].donated:
-            copied.append(leaf)
+        elif leaf.arguments[0].donated:
+            copied.append(array)
         return taken
 
     def _take_over(self, leaf: MpmdArray, arguments: list[Argument]) -> None:

@@ -447,3 +447,44 @@ def test_another_platform_is_asked_for_nothing(monkeypatch: pytest.MonkeyPatch) 
     x = on_ranks(ROWS)
     np.testing.assert_array_equal(jnp.sum(x, 0), ROWS.sum(0))
     assert lending.lent_array(x._values[0], 0, 0, jax.devices()[0]) is None
+
+
+def test_a_small_array_is_copied_once(uploads: list[int]) -> None:
+    """As long as the program passes the same array, and neither deletes nor donates it."""
+
+    def step(w: Any, x: Any) -> Any:
+        y = jaxpp.mark_stage_end(x @ w)
+        return w + 1, jaxpp.mark_stage_end(y @ w)
+
+    run = jaxpp.mpmd_jit_by_yield(step, make_mesh(2))
+    w, x = jnp.eye(4), np.ones((2, 4), np.float32)
+    for number in range(3):
+        x[:] = number
+        np.testing.assert_array_equal(run(w, x)[1], x)
+    assert uploads.count(w.nbytes) == 1 and uploads.count(x.nbytes) == 3
+    w = 2 * w
+    np.testing.assert_array_equal(run(w, x)[1], 4 * x)
+    assert uploads.count(w.nbytes) == 2
+    w.delete()
+    with pytest.raises(jaxpp.JaxppError, match="deleted"):
+        run(w, x)
+    donating = jaxpp.mpmd_jit_by_yield(step, make_mesh(2), donate_argnums=0)
+    w, before = jnp.eye(4), len(uploads)
+    donating(w, x)
+    with pytest.raises(jaxpp.JaxppError, match="donated"):
+        donating(w, x)
+    donating(jnp.eye(4), x)
+    assert uploads[before:].count(w.nbytes) == 2
+
+
+def test_the_copy_of_a_small_array_ends_with_it() -> None:
+    run = jaxpp.mpmd_jit_by_yield(lambda w: jaxpp.mark_stage_end(w * 2), make_mesh(1))
+    w = jnp.ones(4)
+    run(w)
+    (leaf,) = run.compile(w).compiled._leaves
+    (copy,) = leaf.kept(w)
+    freed = weakref.ref(w)
+    del w
+    gc.collect()
+    assert freed() is None and leaf._kept is None
+    del copy
