@@ -6,7 +6,7 @@ import logging
 import os
 import pathlib
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -63,7 +63,7 @@ class _Leaf:
         # By the placement of an MpmdArray: which of its parts to use as they are.
         self.used: dict[Placement, list[int]] = {}
         self._keeps = not arguments[0].donated and bytes_of(aval) < _KEPT_BYTES
-        self._kept: tuple[weakref.ref[Any], list[_core.Value]] | None = None
+        self._kept: tuple[Callable[[], Any], list[_core.Value]] | None = None
 
     def keep(self, array: Any, values: list[_core.Value]) -> None:
         """Keeps copies of a small JAX array for the next call with the same array."""
@@ -71,10 +71,11 @@ class _Leaf:
             self._kept = weakref.ref(array, lambda _: setattr(self, "_kept", None)), values
 
     def kept(self, array: Any) -> list[_core.Value] | None:
-        kept = self._kept
-        if kept is None or kept[0]() is not array or array.is_deleted():
+        """The copies that were kept of this array, unless it has been deleted."""
+        if self._kept is None:
             return None
-        return kept[1]
+        known, values = self._kept
+        return values if known() is array and not array.is_deleted() else None
 
 
 class _TracedCode:
