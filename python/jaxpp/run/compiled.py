@@ -72,9 +72,10 @@ class _Leaf:
 
     def kept(self, array: Any) -> list[_core.Value] | None:
         """The copies that were kept of this array, unless it has been deleted."""
-        if self._kept is None:
+        kept = self._kept  # the end of another array can reset it at any time
+        if kept is None:
             return None
-        known, values = self._kept
+        known, values = kept
         return values if known() is array and not array.is_deleted() else None
 
 
