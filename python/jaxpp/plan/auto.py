@@ -6,16 +6,17 @@ import dataclasses
 import logging
 import os
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from jaxpp import _core
 from jaxpp.errors import JaxppError, annotate, make_error
 from jaxpp.mesh import MpmdMesh
 from jaxpp.schedules import BaseSchedule, FusedTask, Task
-from jaxpp.trace.call import MemoryLimits, memory_limits_of
+from jaxpp.trace.auto_stages import Cut
+from jaxpp.trace.call import MemoryLimits, Options, memory_limits_of
 from jaxpp.trace.graph import Graph
 
-__all__ = ["Auto", "Found", "find_schedules", "is_auto", "trial_length"]
+__all__ = ["Auto", "Found", "best_cut", "find_schedules", "is_auto", "trial_length"]
 
 _log = logging.getLogger("jaxpp")
 
@@ -37,6 +38,9 @@ class Found:
     spreads: list[tuple[float, float, float]]  # the standard deviations of their runs
     peak_bytes: list[int]  # bytes per rank and device; known once the step is planned
     assumes: str  # a known inaccuracy of the times; "" if none
+    # The makespans that were expected with these numbers of stages, if `auto_stages` left the
+    # number open.
+    by_stages: dict[int, float] = dataclasses.field(default_factory=dict)
 
     def __str__(self) -> str:
         sizes = self.schedule.sizes()
@@ -60,6 +64,9 @@ class Found:
             )
         for rank, peak in enumerate(self.peak_bytes):
             lines.append(f"rank {rank}: peak memory {peak} bytes")
+        if self.by_stages:
+            times = (f"{n} stages {ms:.4g} ms" for n, ms in sorted(self.by_stages.items()))
+            lines.append(f"expected before the stages were measured: {', '.join(times)}")
         if self.assumes:
             lines.append(self.assumes)
         return "\n".join(lines)
@@ -70,9 +77,10 @@ class Auto(BaseSchedule):
 
     The first call of a step with new shapes runs two microbatches, one after the other, to
     measure the stages; stages with equal modules are measured together. The marks give the
-    number of stages and the mesh the number of ranks. Later calls with the same shapes reuse
-    the schedule. The trial calls the step's callbacks (`jax.debug.print`) too. Each object
-    measures and searches separately: two are never equal.
+    number of stages and the mesh the number of ranks; if `auto_stages(fun)` places the marks,
+    the number of stages, the cut and the schedule are chosen together. Later calls with the
+    same shapes reuse the schedule. The trial calls the step's callbacks (`jax.debug.print`)
+    too. Each object measures and searches separately: two are never equal.
 
     Args:
       memory_limit: the bytes that a step may use on each device in total, as in
@@ -149,17 +157,17 @@ def shared_cores(mesh: MpmdMesh) -> str:
 
 
 def _search(
-    auto: Auto,
     at: int,
     graph: Graph,
     like: _core.Plan,
     schedules: Any,
     limits: Any,
     measured: Any,
+    seconds: float,
 ) -> Found:
     costs, spreads = [stage[:3] for stage in measured], [stage[3:] for stage in measured]
     try:
-        found = like.search(graph.core, at, schedules, costs, limits, auto.seconds)
+        found = like.search(graph.core, at, schedules, costs, limits, seconds)
     except JaxppError as error:
         raise annotate(error, f"loop at {graph.loops[at].where}") from None
     return Found(
@@ -201,10 +209,76 @@ def find_schedules(
         if key not in auto._known:
             measured = measured or measure()
             plan, costs = measured
-            auto._known[key] = _search(auto, at, graph, plan, schedules, limits, costs[at])
+            parts = (graph, plan, schedules, limits, costs[at])
+            auto._known[key] = _search(at, *parts, auto.seconds)
             auto._known[key].assumes = shared_cores(mesh)
             _log.info("loop at %s: %s", loop.where, auto._known[key])
         auto.found = auto._known[key]
         schedules[at] = auto.found.schedule
         founds.append(auto.found)
     return schedules, founds
+
+
+# --- Stages whose number is open ----------------------------------------------------------
+
+_REPEATS = (1, 2, 3, 4)  # the stages of each rank that are tried, on average
+_MARGIN = 1.03  # more stages, which send more, must save more than this
+
+
+class Draft(Protocol):
+    """A traced step, before its loops have schedules."""
+
+    graph: Graph
+    given: list[_core.Schedule | None]  # of each loop; None: `Auto`
+    options: Options
+    cut: Cut
+
+    def trial(self) -> Any:
+        """The plan of a step that measures the stages."""
+
+
+DraftT = TypeVar("DraftT", bound=Draft)
+
+
+def _makespan(draft: Draft, at: int, seconds: float) -> float:
+    """The makespan of the best schedule for stages that take `draft.cut.stage_times()`."""
+    mesh, auto = draft.options.mesh, draft.graph.loops[at].schedule
+    schedules = _core.Schedule.placeholders(draft.graph.core, mesh.mpmd_dim, draft.given)
+    limits = auto.limits(mesh, draft.options.memory_limits)
+    costs = draft.cut.stage_times()
+    plan = draft.trial().plan
+    return _search(at, draft.graph, plan, schedules, limits, costs, seconds).makespan
+
+
+def best_cut(
+    first: DraftT, redraft: Callable[[Cut], DraftT], measure: Callable[[Any], list[Any]]
+) -> tuple[DraftT, dict[int, float]]:
+    """The draft with the fewest stages whose best schedule ends first, but for a margin, and
+    the makespans of all that were tried.
+
+    The stages of the first draft are measured, which gives a time to each of their ops. The
+    cuts for other numbers of stages, and the searches, go by these times.
+    """
+    at, ranks = first.given.index(None), first.options.mesh.mpmd_dim
+    measured = measure(first.trial())[at]
+    times = first.cut.measured([stage[:3] for stage in measured])
+    seconds = first.graph.loops[at].schedule.seconds / len(_REPEATS)
+    drafts, makespans = {}, {}
+    refusal: JaxppError | None = None
+    for stages in (ranks * repeats for repeats in _REPEATS):
+        try:
+            draft = redraft(Cut(stages, times))
+            if draft.cut.functions != 1:
+                break  # JAX has kept the trace of a jitted function, with its marks
+            makespans[stages] = _makespan(draft, at, seconds)
+            drafts[stages] = draft
+        except JaxppError as error:
+            if error.code not in ("stage-marks", "out-of-memory"):
+                raise
+            refusal = refusal or error
+    if not makespans:
+        if refusal is not None:
+            raise refusal
+        return first, {}
+    enough = _MARGIN * min(makespans.values())
+    return drafts[min(n for n, time in makespans.items() if time <= enough)], makespans

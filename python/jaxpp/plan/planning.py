@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -28,11 +29,12 @@ from jaxpp.jax_internals.arrays import broadcast_prefix
 from jaxpp.jax_internals.jaxprs import discharged, drop_unused
 from jaxpp.mesh import MpmdMesh, MpmdSharding, memory_of, parted_sharding
 from jaxpp.plan.advice import Step, layout_advice, warn_of_unparted
-from jaxpp.plan.auto import find_schedules, is_auto, trial_length
+from jaxpp.plan.auto import best_cut, find_schedules, is_auto, trial_length
 from jaxpp.plan.carried import carried
 from jaxpp.plan.costs import Collectives, CostSummary, cost_summary
 from jaxpp.plan.explaining import explained
 from jaxpp.plan.sharding import Partial, Specs, StepShardings
+from jaxpp.trace.auto_stages import Cut, cutting
 from jaxpp.trace.boxes import Bounds
 from jaxpp.trace.call import Call, MemoryLimits, Options, Signature, Static, struct_of
 from jaxpp.trace.gather import Gather
@@ -629,6 +631,43 @@ def _plan_gathered(
     return traced_call.plan(graph, schedules, *kept, gathers, batch_axes)
 
 
+@dataclasses.dataclass
+class _Draft:
+    """A traced step, before its loops have schedules."""
+
+    call: _TracedCall
+    options: Options
+    donated: list[bool]
+    next_args: list[int]
+    graph: Graph
+    given: list[_core.Schedule | None]  # of each loop; None: `Auto`
+    cut: Cut
+
+    def trial(self) -> Traced:
+        """The plan of a step that measures the stages: few microbatches, nothing donated."""
+        borrowed = [False] * len(self.donated)
+        graph = self.call.graph(borrowed, self.next_args, loop_length=trial_length)
+        ranks, once = self.options.mesh.mpmd_dim, self.options.reduce_once
+        schedules = _core.Schedule.placeholders(graph.core, ranks, self.given)
+        return self.call.plan(graph, schedules, borrowed, None, once, offload=False)
+
+
+def _draft(
+    fun: Callable[..., Any], signature: Signature, call: Call, options: Options, cut: Cut
+) -> _Draft:
+    trace = _trace_written if options.written else _trace_call
+    with cutting(cut):
+        traced_call = trace(fun, signature, call, options)
+    donated = _by_parts(signature.describe(call)[1], traced_call.argument_bounds)
+    next_args = traced_call.next_args(donated)
+    graph = traced_call.graph(donated, next_args)
+    given = [
+        None if is_auto(loop.schedule) else _build_schedule(loop, options.mesh.mpmd_dim)
+        for loop in graph.loops
+    ]
+    return _Draft(traced_call, options, donated, next_args, graph, given, cut)
+
+
 def trace_step(
     fun: Callable[..., Any],
     signature: Signature,
@@ -641,29 +680,22 @@ def trace_step(
     `measure` runs a trial of the step without donation and returns the costs of each loop's
     stages, with their spreads.
     """
-    trace = _trace_written if options.written else _trace_call
-    traced_call = trace(fun, signature, call, options)
-    donated = _by_parts(signature.describe(call)[1], traced_call.argument_bounds)
-    next_args = traced_call.next_args(donated)
-    graph = traced_call.graph(donated, next_args)
-    ranks = options.mesh.mpmd_dim
+    redraft = functools.partial(_draft, fun, signature, call, options)
+    draft = redraft(Cut(options.mesh.mpmd_dim))
+    by_stages: dict[int, float] = {}
+    if draft.cut.functions == 1 and draft.given.count(None) == 1:
+        draft, by_stages = best_cut(draft, redraft, measure)
 
     def run_trial() -> tuple[_core.Plan, list[Any]]:
-        borrowed = [False] * len(donated)
-        trial_graph = traced_call.graph(borrowed, next_args, loop_length=trial_length)
-        schedules = _core.Schedule.placeholders(trial_graph.core, ranks, given)
-        once = options.reduce_once
-        trial = traced_call.plan(trial_graph, schedules, borrowed, None, once, offload=False)
+        trial = draft.trial()
         return trial.plan, measure(trial)
 
-    given = [
-        None if is_auto(loop.schedule) else _build_schedule(loop, ranks) for loop in graph.loops
-    ]
+    traced_call, graph = draft.call, draft.graph
     limits = options.memory_limits
-    schedules, founds = find_schedules(graph, given, options.mesh, limits, run_trial)
+    schedules, founds = find_schedules(graph, draft.given, options.mesh, limits, run_trial)
 
     def plan_within_limits(offload: bool) -> Traced:
-        parts = (traced_call, graph, schedules, donated, next_args, options)
+        parts = (traced_call, graph, schedules, draft.donated, draft.next_args, options)
         found = _plan_gathered(*parts, offload)
         found.plan.check_host_limit(options.host_limits)
         return found
@@ -690,4 +722,5 @@ def trace_step(
     traced.advice = [text for text, _ in found_advice]
     for found in founds:
         found.peak_bytes = [rank.peak_bytes for rank in traced.plan.summary()]
+        found.by_stages = by_stages
     return traced

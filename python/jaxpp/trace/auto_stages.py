@@ -13,6 +13,8 @@ backward.
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import dataclasses
 import functools
 import operator
@@ -32,7 +34,7 @@ from jaxpp.trace.marks import holds_marks, mark_stage_end
 from jaxpp.trace.splitting import inlined_call, is_plain_jit
 from jaxpp.trace.work import bytes_of, flops
 
-__all__ = ["auto_stages"]
+__all__ = ["Cut", "auto_stages", "cutting"]
 
 _JITS = {"jit", "pjit", "closed_call", "core_call"}
 _MOST_LAYERS = 1024  # of a scan that can be cut
@@ -150,8 +152,60 @@ class _Function:
 
 # --- The cut ----------------------------------------------------------------------------
 
+Times = tuple[float, float, float]  # forward, input gradient, weight gradient
 
-def _stages_of(function: _Function, num_stages: int) -> list[int]:
+
+@dataclasses.dataclass
+class Cut:
+    """How a step's trace cuts a function whose number of stages the user left open.
+
+    Attributes:
+      num_stages: into how many stages.
+      times: of each op with work; None: its floating-point operations count instead.
+      functions: how many such functions the trace has cut.
+      costs, stages: of each op with work of the function that was cut last.
+    """
+
+    num_stages: int
+    times: list[Times] | None = None
+    functions: int = 0
+    costs: list[float] = dataclasses.field(default_factory=list)
+    stages: list[int] = dataclasses.field(default_factory=list)
+
+    def measured(self, stages: Sequence[Times]) -> list[Times]:
+        """The time of each op, if each stage takes these times: its share of the costs."""
+        totals = [0.0] * self.num_stages
+        for cost, stage in zip(self.costs, self.stages, strict=True):
+            totals[stage] += cost
+        shares = (
+            (cost / totals[stage] if totals[stage] else 0.0, stages[stage])
+            for cost, stage in zip(self.costs, self.stages, strict=True)
+        )
+        return [(share * f, share * i, share * w) for share, (f, i, w) in shares]
+
+    def stage_times(self) -> list[Times]:
+        """The sums of `times` by stage."""
+        assert self.times is not None
+        sums = np.zeros((self.num_stages, 3))
+        np.add.at(sums, self.stages, self.times)
+        return [(f, i, w) for f, i, w in sums.tolist()]
+
+
+_open_cut: contextvars.ContextVar[Cut | None] = contextvars.ContextVar("cut", default=None)
+
+
+@contextlib.contextmanager
+def cutting(cut: Cut) -> Iterator[None]:
+    """Functions that are traced meanwhile, and whose number of stages is open, are cut like
+    this."""
+    token = _open_cut.set(cut)
+    try:
+        yield
+    finally:
+        _open_cut.reset(token)
+
+
+def _stages_of(function: _Function, num_stages: int, cut: Cut | None) -> list[int]:
     """The stage of each op. Finds out which ops have work of their own."""
     ops = function.ops
     for op in ops:
@@ -164,14 +218,19 @@ def _stages_of(function: _Function, num_stages: int) -> list[int]:
     number = {v: k for k, v in enumerate(maker)}
     operands = [(v, k) for k, op in enumerate(work) for v in set(op.values())]
     uses = [(number[v], user) for v, user in operands if v in number]
+    costs = [op.cost for op in work]
+    if cut and cut.times and len(cut.times) == len(costs):
+        costs = [sum(times) for times in cut.times]
     found = _core.cut_stages(
-        [op.cost for op in work],
+        costs,
         list(maker.values()),
         [function.bytes[v] for v in maker],
         [value for value, _ in uses],
         [user for _, user in uses],
         num_stages,
     )
+    if cut is not None:
+        cut.functions, cut.costs, cut.stages = cut.functions + 1, costs, list(found)
     stages = []
     first_use: dict[int, int] = {}  # the first stage that uses each value
     for op in reversed(ops):
@@ -223,7 +282,7 @@ def _run(op: _Op, operands: list[Any]) -> list[Any]:
 def _run_in_stages(
     closed: ClosedJaxpr, function: _Function, stages: Sequence[int], args: Sequence[Any]
 ) -> list[Any]:
-    """The results of the function, with a mark at the end of each stage but the last."""
+    """The results of the function, with a mark at the end of each stage."""
     env: dict[int, Any] = dict(enumerate([*closed.consts, *args]))
     ops = list(_join_rows(function.ops, stages))
     by_stage = sorted(ops, key=operator.itemgetter(1))
@@ -241,6 +300,11 @@ def _run_in_stages(
             if op.has_work:
                 passing.update(op.results)
         passed = [v for v in sorted(passing) if last_use.get(v, 0) > stage]
+        if stage == max(stages):
+            made = {v for op, at in ops if at == stage and op.has_work for v in op.results}
+            passed = sorted(
+                made.intersection(v for v in function.results if isinstance(v, int))
+            )
         env.update(zip(passed, mark_stage_end([env[v] for v in passed]), strict=True))
     return [env[v] if isinstance(v, int) else v.value for v in function.results]
 
@@ -248,7 +312,7 @@ def _run_in_stages(
 # --- The public function ----------------------------------------------------------------
 
 
-def auto_stages(fun: Callable[..., Any], num_stages: int) -> Callable[..., Any]:
+def auto_stages(fun: Callable[..., Any], num_stages: int | None = None) -> Callable[..., Any]:
     """A function that computes the same in `num_stages` pipeline stages of equal work.
 
     Traces `fun` and puts stage marks (`mark_stage_end`) where the stage with the most
@@ -259,13 +323,15 @@ def auto_stages(fun: Callable[..., Any], num_stages: int) -> Callable[..., Any]:
 
     Args:
       fun: a function of pytrees without marks. Leaves that are not arrays stay as they are.
-      num_stages: at least 1.
+      num_stages: at least 1. None: one for each rank or, in a loop with `schedule=Auto(...)`,
+        the number that lets the loop end first, with stages of equal measured time.
 
     Raises:
       JaxppError("stage-marks"): `fun` has marks already, or too few operations that depend on
       each other.
     """
-    if isinstance(num_stages, bool) or not isinstance(num_stages, int) or num_stages < 1:
+    is_number = isinstance(num_stages, int) and not isinstance(num_stages, bool)
+    if num_stages is not None and (not is_number or num_stages < 1):
         raise make_error(
             "invalid-argument",
             f"auto_stages: num_stages={shorten(num_stages)}; expected a whole "
@@ -300,8 +366,10 @@ def auto_stages(fun: Callable[..., Any], num_stages: int) -> Callable[..., Any]:
             )
         closed = ClosedJaxpr(drop_unused(closed.jaxpr), closed.consts)
         function = _Function(closed)
+        cut = None if num_stages is not None else _open_cut.get()
+        wanted = cut.num_stages if cut else num_stages or 1
         try:
-            stages = _stages_of(function, num_stages)
+            stages = _stages_of(function, wanted, cut)
         except JaxppError as error:
             raise make_error(
                 "stage-marks", f"auto_stages of the function at {where}: {error}"

@@ -12,7 +12,7 @@ import pytest
 
 import jaxpp.api as jaxpp
 import mistakes as m
-from equality import assert_trains_equal, make_mesh, mesh_of
+from equality import assert_trains_equal, difference, make_mesh, mesh_of
 from jaxpp import _core
 from models import mlp, transformer
 
@@ -206,3 +206,71 @@ def test_measured_before_there_are_arrays(impl: str) -> None:
     found, _ = compiled(*args)
     plain = np.mean([loss(args[0], x, key) for x, key in zip(args[2], args[1], strict=True)])
     assert np.isclose(float(found), 4 * plain, rtol=1e-5)
+
+
+# --- Stages that are cut together with the schedule ---------------------------------------
+
+
+def layers_and_head(depth: int) -> tuple[Any, Any, Any]:
+    """A loss of layers and a heavy head, its weights and a batch."""
+
+    def loss(params: Any, x: jax.Array, y: jax.Array) -> jax.Array:
+        layers, head = params
+        for w in layers:
+            x = x + jnp.tanh(x @ w)
+        return jnp.mean((jnp.tanh(x @ head).sum(-1) - y) ** 2)
+
+    rng = np.random.default_rng(0)
+    layers = [rng.normal(size=(64, 64)).astype(np.float32) / 8 for _ in range(depth)]
+    head = rng.normal(size=(64, 512)).astype(np.float32) / 8
+    xs, ys = rng.normal(size=(4, 32, 64)), rng.normal(size=(4, 32))
+    return loss, (layers, head), (xs.astype(np.float32), ys.astype(np.float32))
+
+
+def grads_step(loss: Any, schedule: Any, jit: Any = lambda f: f) -> Any:
+    def step(params: Any, batch: Any) -> Any:
+        one = jax.value_and_grad(jit(jaxpp.auto_stages(loss)))
+        return jaxpp.treduce(lambda mb: one(params, *mb), batch, schedule, operation=jaxpp.Add)
+
+    return step
+
+
+def plain_grads(loss: Any, params: Any, batch: Any) -> Any:
+    each = jax.lax.map(lambda mb: jax.value_and_grad(loss)(params, *mb), batch)
+    return jax.tree.map(lambda x: x.sum(0), each)
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_cut_placement_and_order_are_chosen_together(ranks: int) -> None:
+    loss, params, batch = layers_and_head(8)
+    auto = jaxpp.Auto(seconds=0.4)
+    step = jaxpp.mpmd_jit_with_loop(grads_step(loss, auto), mesh_of(ranks, {}, sharing=1))
+    assert difference(step(params, batch), plain_grads(loss, params, batch)) < 1e-5
+    found = auto.found
+    assert found is not None and found.by_stages.keys() <= {ranks * k for k in range(1, 5)}
+    stages = found.schedule.sizes().stages
+    assert stages in found.by_stages and len(found.by_stages) > 1
+    assert found.by_stages[stages] <= 1.03 * min(found.by_stages.values())
+    assert f"{ranks} stages " in str(found) and "expected before" in str(found)
+
+
+def test_an_open_number_of_stages_is_that_of_the_ranks() -> None:
+    loss, params, batch = layers_and_head(4)
+    step = grads_step(loss, jaxpp.Std1F1B(2))
+    compiled = jaxpp.mpmd_jit_with_loop(step, mesh_of(2, {}, sharing=1)).compile(params, batch)
+    assert difference(compiled(params, batch), plain_grads(loss, params, batch)) < 1e-5
+
+
+def test_a_trace_that_jax_keeps_is_cut_once() -> None:
+    """A jit around the function returns the marks of the first trace."""
+    loss, params, batch = layers_and_head(4)
+    auto, kept = jaxpp.Auto(seconds=0.1), []
+
+    def jit(fun: Any) -> Any:
+        kept[:] = kept or [jax.jit(fun)]
+        return kept[0]
+
+    step = jaxpp.mpmd_jit_with_loop(grads_step(loss, auto, jit), mesh_of(2, {}, sharing=1))
+    assert difference(step(params, batch), plain_grads(loss, params, batch)) < 1e-5
+    assert auto.found is not None and auto.found.schedule.sizes().stages == 2
+    assert auto.found.by_stages == {}
