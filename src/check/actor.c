@@ -175,6 +175,7 @@ static jpp_status_t* begin_walk(jpp_walk_t* w) {
   for (uint32_t i = 0; i < w->program->num_registers; ++i) {
     w->registers[i] = (jpp_content_t){.value = JPP_NONE, .microbatch = JPP_NONE};
     w->reads[i] = (jpp_last_read_t){.instr = JPP_NONE};
+    w->c->handed[i] = 0;
   }
   uint64_t reserved = 0;
   for (uint32_t i = 0; i < w->c->plan->num_channels; ++i) {
@@ -276,6 +277,20 @@ static jpp_status_t* check_channel(const jpp_walk_t* w, uint32_t num_args,
                         w->instr->num_args, w->instr->num_results);
 }
 
+jpp_status_t* jpp__walk_count_transfer(jpp_walk_t* w, uint32_t value) {
+  jpp_channel_ends_t* ends = &w->c->ends[w->instr->target];
+  jpp_end_t end = {.instr = w->at, .value = value, .microbatch = w->instr->microbatch};
+  if (w->instr->kind == JPP_INSTR_RECV) {
+    ++w->actor->recvs;
+    return JPP_VEC_PUSH(&ends->recvs, end);
+  }
+  jpp_check_channel_t* channel = &w->c->channels[w->instr->target];
+  ++w->actor->sends;
+  ++channel->messages;
+  channel->bytes = jpp__bytes_add(channel->bytes, w->c->plan->value_bytes[value]);
+  return JPP_VEC_PUSH(&ends->sends, end);
+}
+
 static jpp_status_t* check_send(jpp_walk_t* w) {
   char text[JPP_CHECK_TEXT_SIZE];
   JPP_RETURN_IF_ERROR(check_channel(w, 1, 0));
@@ -283,11 +298,9 @@ static jpp_status_t* check_send(jpp_walk_t* w) {
   const jpp_content_t* content =
       &w->registers[w->program->operands[w->instr->first_operand]];
   JPP_RETURN_IF_ERROR(jpp__walk_check_memory(w, content, JPP_MEMORY_DEVICE, "operand 0"));
-  jpp_end_t end = {.instr = w->at, .value = content->value};
-  end.microbatch = content->microbatch;
   const jpp_accumulator_t* complete = jpp__check_complete(w->c, content);
-  if (complete) end.value = complete->final;
-  bool partial = w->c->staged->scopes[end.value] == JPP_SCOPE_STATE;
+  uint32_t value = complete ? complete->final : content->value;
+  bool partial = w->c->staged->scopes[value] == JPP_SCOPE_STATE;
   if (partial || content->owner == JPP_OWNER_CONSTANT ||
       w->instr->microbatch != content->microbatch) {
     return jpp__walk_fail(w,
@@ -295,10 +308,7 @@ static jpp_status_t* check_send(jpp_walk_t* w) {
                           "own microbatch",
                           jpp__check_content_text(w->c, content, text));
   }
-  jpp_check_channel_t* channel = &w->c->channels[w->instr->target];
-  ++channel->messages;
-  channel->bytes = jpp__bytes_add(channel->bytes, w->c->plan->value_bytes[end.value]);
-  return JPP_VEC_PUSH(&w->c->ends[w->instr->target].sends, end);
+  return jpp__walk_count_transfer(w, value);
 }
 
 static jpp_status_t* check_recv(jpp_walk_t* w) {
@@ -312,8 +322,7 @@ static jpp_status_t* check_recv(jpp_walk_t* w) {
   }
   jpp_content_t content = {.value = value, .microbatch = w->instr->microbatch};
   content.kind = w->c->kinds[value];
-  jpp_end_t end = {.instr = w->at, .value = value, .microbatch = content.microbatch};
-  JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(&w->c->ends[w->instr->target].recvs, end));
+  JPP_RETURN_IF_ERROR(jpp__walk_count_transfer(w, value));
   return jpp__walk_define(w, w->program->operands[w->instr->first_operand], content);
 }
 
@@ -378,10 +387,8 @@ static jpp_status_t* check_instr(jpp_walk_t* w) {
       JPP_RETURN_IF_ERROR(check_args(w));
       return jpp__check_run(w);
     case JPP_INSTR_SEND:
-      ++w->actor->sends;
       return check_send(w);
     case JPP_INSTR_RECV:
-      ++w->actor->recvs;
       return check_recv(w);
     case JPP_INSTR_DELETE:
       ++w->actor->deletes;
@@ -461,24 +468,27 @@ static jpp_status_t* check_nothing_left(const jpp_walk_t* w, const uint8_t* hand
 
 jpp_status_t* jpp__check_actor(jpp_checker_t* c, uint32_t rank) {
   const jpp_program_t* program = &c->plan->programs[rank];
-  jpp_walk_t walk = {.c = c, .program = program, .actor = &c->actors[rank]};
+  jpp_walk_t walk = {.c = c,
+                     .program = program,
+                     .actor = &c->actors[rank],
+                     .registers = c->registers,
+                     .reads = c->reads,
+                     .began = JPP_NONE};
   if (program->rank != rank) {
     return jpp__walk_fail(&walk, "is number %u in the plan", rank);
   }
-  JPP_RETURN_IF_ERROR(
-      JPP_ARENA_ARRAY(&c->scratch, program->num_registers, &walk.registers));
-  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&c->scratch, program->num_registers, &walk.reads));
   JPP_RETURN_IF_ERROR(begin_walk(&walk));
+  jpp__walk_find_period(&walk);
   for (; walk.at < program->num_instrs; ++walk.at) {
+    if (walk.at == walk.period.next) JPP_RETURN_IF_ERROR(jpp__walk_repeat(&walk));
+    if (walk.at == program->num_instrs) break;
     walk.instr = &program->instrs[walk.at];
     JPP_RETURN_IF_ERROR(check_instr(&walk));
     note_live(&walk, walk.at + 1);
   }
-  uint8_t* handed = NULL;
   walk.instr = NULL;
-  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&c->scratch, program->num_registers, &handed));
-  JPP_RETURN_IF_ERROR(check_outputs(&walk, handed));
-  JPP_RETURN_IF_ERROR(check_nothing_left(&walk, handed));
+  JPP_RETURN_IF_ERROR(check_outputs(&walk, c->handed));
+  JPP_RETURN_IF_ERROR(check_nothing_left(&walk, c->handed));
   if (walk.actor->peak_host_bytes != program->peak_host_bytes) {
     return jpp__walk_fail(&walk, "peak of %llu bytes in pinned_host; the plan says %llu",
                           (unsigned long long)walk.actor->peak_host_bytes,

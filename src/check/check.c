@@ -5,6 +5,20 @@
 #include "check/checker.h"
 #include "task/ids.h"
 
+static jpp_status_t* prepare_registers(jpp_checker_t* c) {
+  uint32_t most = 0;
+  for (uint32_t r = 0; r < c->plan->ranks; ++r) {
+    uint32_t count = c->plan->programs[r].num_registers;
+    if (count > most) most = count;
+  }
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&c->scratch, most, &c->registers));
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&c->scratch, most, &c->reads));
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&c->scratch, most, &c->before));
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&c->scratch, most, &c->next_of));
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&c->scratch, most, &c->previous_of));
+  return JPP_ARENA_ARRAY(&c->scratch, most, &c->handed);
+}
+
 static jpp_status_t* prepare_checker(jpp_checker_t* c) {
   const jpp_staged_t* staged = c->staged;
   JPP_RETURN_IF_ERROR(
@@ -24,6 +38,7 @@ static jpp_status_t* prepare_checker(jpp_checker_t* c) {
     total += loop == JPP_NONE ? 1 : staged->graph->loops[loop].microbatches;
   }
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&c->scratch, total, &c->ran));
+  JPP_RETURN_IF_ERROR(prepare_registers(c));
   return jpp__check_kinds(c);
 }
 
@@ -59,28 +74,52 @@ static void checker_deinit(jpp_checker_t* c) {
   jpp__arena_deinit(&c->scratch);
 }
 
-static jpp_status_t* fill_report(const jpp_plan_t* plan, jpp_check_storage_t* storage) {
+static jpp_status_t* fill_report(const jpp_plan_t* plan, bool walks_all,
+                                 uint64_t* out_repeated, jpp_check_storage_t* storage) {
   jpp_checker_t c;
   jpp_status_t* status = checker_init(plan, &storage->arena, &c);
+  c.walks_all = walks_all;
   if (!status) status = check_all(&c);
   checker_deinit(&c);
   storage->report =
       (jpp_check_report_t){.plan = plan, .actors = c.actors, .channels = c.channels};
+  *out_repeated = c.repeated;
   return status;
 }
 
-jpp_status_t* jpp_check_plan(const jpp_plan_t* plan, jpp_check_report_t** out_report) {
-  JPP_RETURN_IF_NULL(plan, out_report);
+jpp_status_t* jpp__check_plan(const jpp_plan_t* plan, bool walks_all,
+                              uint64_t* out_repeated, jpp_check_report_t** out_report) {
   *out_report = NULL;
   jpp_check_storage_t* storage = NULL;
   JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(1, &storage));
-  jpp_status_t* status = fill_report(plan, storage);
+  jpp_status_t* status = fill_report(plan, walks_all, out_repeated, storage);
   if (status) {
     jpp_check_report_destroy(&storage->report);
     return status;
   }
   *out_report = &storage->report;
   return NULL;
+}
+
+jpp_status_t* jpp_check_plan(const jpp_plan_t* plan, jpp_check_report_t** out_report) {
+  JPP_RETURN_IF_NULL(plan, out_report);
+  uint64_t repeated = 0;
+  return jpp__check_plan(plan, false, &repeated, out_report);
+}
+
+jpp_status_t* jpp__check_memory_curve(const jpp_plan_t* plan, uint32_t rank,
+                                      bool walks_all, jpp_memory_point_t* out_points) {
+  jpp_checker_t c;
+  jpp_arena_t arena;
+  jpp__arena_init(&arena);
+  jpp_status_t* status = checker_init(plan, &arena, &c);
+  c.curve = out_points;
+  c.walks_all = walks_all;
+  if (!status) status = prepare_checker(&c);
+  if (!status) status = jpp__check_actor(&c, rank);
+  checker_deinit(&c);
+  jpp__arena_deinit(&arena);
+  return status;
 }
 
 jpp_status_t* jpp_check_memory_curve(const jpp_plan_t* plan, uint32_t rank,
@@ -94,16 +133,7 @@ jpp_status_t* jpp_check_memory_curve(const jpp_plan_t* plan, uint32_t rank,
   JPP_RETURN_IF_ERROR(jpp__check_count("the points of a memory curve",
                                        (uint64_t)plan->programs[rank].num_instrs + 1,
                                        count));
-  jpp_checker_t c;
-  jpp_arena_t arena;
-  jpp__arena_init(&arena);
-  jpp_status_t* status = checker_init(plan, &arena, &c);
-  c.curve = out_points;
-  if (!status) status = prepare_checker(&c);
-  if (!status) status = jpp__check_actor(&c, rank);
-  checker_deinit(&c);
-  jpp__arena_deinit(&arena);
-  return status;
+  return jpp__check_memory_curve(plan, rank, false, out_points);
 }
 
 void jpp_check_report_destroy(jpp_check_report_t* report) {

@@ -3,6 +3,7 @@
 //   kinds.c     classifies the bytes of each value
 //   actor.c     walks each actor's list: registers, bytes, and the outputs at the end
 //   run.c       one RUN of that walk
+//   repeat.c    the repetitions that this walk need not visit
 //   copies.c    proves that all copies of a value have the same bits
 //   channels.c  pairs the sends and receives of each channel, which actor.c collected
 //   wait.c      runs all actors with blocking sends, and finds cycles and slots
@@ -47,6 +48,12 @@ typedef struct jpp_channel_ends {
   JPP_VEC(jpp_end_t) recvs;
 } jpp_channel_ends_t;
 
+// The last RUN that read a register.
+typedef struct jpp_last_read {
+  uint32_t instr;  // JPP_NONE: no RUN has read it
+  bool twice;      // as two of its args
+} jpp_last_read_t;
+
 typedef struct jpp_checker {
   const jpp_plan_t* plan;
   const jpp_staged_t* staged;
@@ -63,13 +70,28 @@ typedef struct jpp_checker {
   uint8_t* ran;         // a flag for each task and microbatch
   uint32_t* runs;       // [tasks]
   uint32_t* summed;     // [values] of a state: `summed` when the last RUN read it
+  // Of the current actor, [num_registers]; they have room for any actor's.
+  jpp_content_t* registers;
+  jpp_last_read_t* reads;
+  jpp_content_t* before;
+  uint32_t *next_of, *previous_of;
+  uint8_t* handed;
+  bool walks_all;     // visits repetitions too
+  uint64_t repeated;  // number of instructions that the walks did not visit
 } jpp_checker_t;
 
-// The last RUN that read a register.
-typedef struct jpp_last_read {
-  uint32_t instr;  // JPP_NONE: no RUN has read it
-  bool twice;      // as two of its args
-} jpp_last_read_t;
+// Instructions of an actor that repeat: one repetition is `length` instructions, and the
+// next has the same with microbatches of `loop` that are later by `shift`.
+typedef struct jpp_period {
+  uint32_t next;  // the instruction at which to look again; JPP_NONE: nowhere
+  uint32_t tries;
+  uint32_t length, shift, loop;
+  uint32_t end;  // the first instruction that is not as the one before by `length`
+  jpp_content_t* before;  // [num_registers] at next - length
+  uint64_t live_before[JPP_MEMORY_COUNT];
+  uint32_t* next_of;      // [num_registers] the register in its place; JPP_NONE: unknown
+  uint32_t* previous_of;  // [num_registers] the inverse
+} jpp_period_t;
 
 // One actor's walk.
 typedef struct jpp_walk {
@@ -82,12 +104,31 @@ typedef struct jpp_walk {
   const jpp_instr_t* instr;
   uint64_t live[JPP_MEMORY_COUNT];         // bytes
   uint64_t live_of[JPP_BYTES_KIND_COUNT];  // in device memory
+  uint32_t began;  // the last RUN that began a sum with its initial value; JPP_NONE: none
+  jpp_period_t period;
 } jpp_walk_t;
 
+// The same as jpp_check_plan() and jpp_check_memory_curve(). `walks_all`: repetitions are
+// visited too, which takes longer and gives the same results. *out_repeated: the number
+// of instructions that were not visited, because they repeat others.
+jpp_status_t* jpp__check_plan(const jpp_plan_t* plan, bool walks_all,
+                              uint64_t* out_repeated,
+                              jpp_check_report_t** out_report) JPP_MUST_USE;
+jpp_status_t* jpp__check_memory_curve(const jpp_plan_t* plan, uint32_t rank,
+                                      bool walks_all,
+                                      jpp_memory_point_t* out_points) JPP_MUST_USE;
 // Fills c->kinds; c->accumulator_of is already set.
 jpp_status_t* jpp__check_kinds(jpp_checker_t* c) JPP_MUST_USE;
 jpp_status_t* jpp__check_actor(jpp_checker_t* c, uint32_t rank) JPP_MUST_USE;
 jpp_status_t* jpp__check_run(jpp_walk_t* w) JPP_MUST_USE;
+// The conditions of a RUN that do not depend on its operands.
+jpp_status_t* jpp__check_count_run(const jpp_walk_t* w) JPP_MUST_USE;
+// Counts the current SEND or RECV, and records its end of the message.
+jpp_status_t* jpp__walk_count_transfer(jpp_walk_t* w, uint32_t value) JPP_MUST_USE;
+// repeat.c: finds the period of the actor's list.
+void jpp__walk_find_period(jpp_walk_t* w);
+// Called at period.next: moves the walk past all repetitions that are proved.
+jpp_status_t* jpp__walk_repeat(jpp_walk_t* w) JPP_MUST_USE;
 // Checks all runs of a task: its bindings before any actor is walked, its counts after
 // the last one.
 jpp_status_t* jpp__check_bindings(const jpp_checker_t* c) JPP_MUST_USE;

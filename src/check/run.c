@@ -31,7 +31,8 @@ static jpp_status_t* check_task(const jpp_walk_t* w) {
                         microbatches);
 }
 
-static jpp_status_t* count_run(const jpp_walk_t* w) {
+jpp_status_t* jpp__check_count_run(const jpp_walk_t* w) {
+  JPP_RETURN_IF_ERROR(check_task(w));
   uint32_t task = w->instr->target;
   uint32_t microbatch = w->instr->microbatch == JPP_NONE ? 0 : w->instr->microbatch;
   uint8_t* ran = &w->c->ran[w->c->first_run[task] + microbatch];
@@ -52,7 +53,7 @@ static bool holds_value(const jpp_walk_t* w, const jpp_content_t* content,
          content->memory == JPP_MEMORY_DEVICE;
 }
 
-static jpp_status_t* check_args(const jpp_walk_t* w) {
+static jpp_status_t* check_args(jpp_walk_t* w) {
   char expected[JPP_CHECK_TEXT_SIZE], found[JPP_CHECK_TEXT_SIZE];
   const jpp_task_t* task = &w->c->staged->tasks[w->instr->target];
   for (uint32_t i = 0; i < task->num_inputs; ++i) {
@@ -72,6 +73,7 @@ static jpp_status_t* check_args(const jpp_walk_t* w) {
     }
     if (w->c->staged->scopes[value] == JPP_SCOPE_STATE) {
       w->c->summed[value] = content->summed;
+      if (jpp__check_accumulator(w->c, value)->next != content->value) w->began = w->at;
     }
     bool again = w->reads[reg].instr == w->at;
     w->reads[reg] = (jpp_last_read_t){.instr = w->at, .twice = again};
@@ -137,8 +139,7 @@ static jpp_status_t* donate_arg(jpp_walk_t* w, uint32_t index, uint32_t output) 
 }
 
 jpp_status_t* jpp__check_run(jpp_walk_t* w) {
-  JPP_RETURN_IF_ERROR(check_task(w));
-  JPP_RETURN_IF_ERROR(count_run(w));
+  JPP_RETURN_IF_ERROR(jpp__check_count_run(w));
   JPP_RETURN_IF_ERROR(check_args(w));
   JPP_RETURN_IF_ERROR(define_results(w));
   const uint32_t* donated_to = w->c->plan->bindings[w->instr->target].donated_to;

@@ -20,8 +20,8 @@ enum { kSearchOps = 24 };
 static void find_deaths_on(donor_t* d, uint32_t rank) {
   const jpp_instr_drafts_t* instrs = &d->b->instrs[rank];
   const uint32_t* operands = d->b->draft.operands.data;
-  for (uint32_t at = 0; at < instrs->count; ++at) {
-    const jpp_instr_draft_t* instr = &instrs->data[at];
+  for (uint32_t at = 0; at < jpp__drafted_count(d->b, rank); ++at) {
+    const jpp_instr_draft_t* instr = &instrs->data[jpp__drafted_index(d->b, rank, at)];
     uint32_t num_args = jpp__instr_num_args(d->b, instr);
     for (uint32_t i = 0; instr->kind == JPP_INSTR_RUN && i < num_args; ++i) {
       const jpp_virtual_t* v = &d->b->draft.virtuals.data[operands[i]];

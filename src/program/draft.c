@@ -1,5 +1,5 @@
-// Gives one rank's instructions their operands: virtual registers, a new one for each
-// definition.
+// Gives one rank's drafted instructions their operands: virtual registers, a new one for
+// each definition.
 #include <string.h>
 
 #include "program/builder.h"
@@ -9,7 +9,9 @@ typedef struct drafter {
   jpp_program_builder_t* b;
   jpp_rank_draft_t* draft;
   uint32_t rank;
-  uint32_t at;  // the current instruction
+  uint32_t at;  // the current drafted instruction
+  // Microbatches that the draft omits before it; its own is earlier by as many.
+  uint32_t omitted;
 } drafter_t;
 
 uint32_t jpp__instr_num_args(const jpp_program_builder_t* b,
@@ -51,8 +53,10 @@ static jpp_status_t* define_at(const drafter_t* d, const jpp_place_t* place,
                                uint32_t microbatch, uint32_t* out_virtual) {
   *out_virtual = (uint32_t)d->draft->virtuals.count;
   *definition_at(d, place, microbatch) = *out_virtual;
-  jpp_virtual_t made = {
-      .value = place->value, .last_use = JPP_NONE, .memory = place->memory};
+  jpp_virtual_t made = {.instance = place->first + (place->every ? microbatch : 0),
+                        .value = place->value,
+                        .last_use = JPP_NONE,
+                        .memory = place->memory};
   return JPP_VEC_PUSH(&d->draft->virtuals, made);
 }
 
@@ -80,12 +84,41 @@ static jpp_status_t* define_args(const drafter_t* d) {
   return NULL;
 }
 
-// --- Operands -------------------------------------------------------------------------
-
 static bool is_loop_index(const jpp_program_builder_t* b, uint32_t value) {
   uint32_t loop = b->staged->values[value].loop;
   return loop != JPP_NONE && b->staged->graph->loops[loop].index == value;
 }
+
+// The microbatch numbers that the rank uses, omitted ones included, in the order of their
+// first use.
+static jpp_status_t* define_constants(const drafter_t* d) {
+  const jpp_staged_t* staged = d->b->staged;
+  const jpp_instr_drafts_t* instrs = &d->b->instrs[d->rank];
+  memset(d->b->constants, 0xff,
+         d->b->first_constant[staged->graph->num_loops] * sizeof(*d->b->constants));
+  for (size_t i = 0; i < instrs->count; ++i) {
+    const jpp_instr_draft_t* run = &instrs->data[i];
+    if (run->kind != JPP_INSTR_RUN || !d->b->takes_index[run->target]) continue;
+    uint32_t loop = staged->tasks[run->target].loop;
+    uint32_t* at = &d->b->constants[d->b->first_constant[loop] + run->microbatch];
+    if (*at != JPP_NONE) continue;
+    *at = (uint32_t)d->draft->virtuals.count;
+    jpp_place_t place = {0};
+    JPP_RETURN_IF_ERROR(
+        find_place(d, staged->graph->loops[loop].index, JPP_MEMORY_DEVICE, &place));
+    jpp_virtual_t made = {.instance = place.first + run->microbatch,
+                          .value = place.value,
+                          .last_use = JPP_NONE,
+                          .memory = place.memory,
+                          .constant = true};
+    JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(&d->draft->virtuals, made));
+    jpp_program_constant_t constant = {.reg = *at, .microbatch = run->microbatch};
+    JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(&d->draft->constants, constant));
+  }
+  return NULL;
+}
+
+// --- Operands -------------------------------------------------------------------------
 
 static jpp_status_t* missing_input(const jpp_program_builder_t* b, const jpp_task_t* task,
                                    uint32_t microbatch, uint32_t value) {
@@ -105,14 +138,13 @@ static jpp_status_t* find_given(const drafter_t* d, const jpp_instr_draft_t* run
   uint32_t init = d->b->init_of[place->value];
   *out_virtual = init == JPP_NONE ? JPP_NONE : find_register(d, init);
   if (*out_virtual != JPP_NONE) return NULL;
-  if (!is_loop_index(d->b, place->value)) {
+  if (!is_loop_index(d->b, place->value) || !d->b->takes_index[run->target]) {
     const jpp_task_t* task = &d->b->staged->tasks[run->target];
     return missing_input(d->b, task, run->microbatch, place->value);
   }
-  JPP_RETURN_IF_ERROR(define_at(d, place, run->microbatch, out_virtual));
-  d->draft->virtuals.data[*out_virtual].constant = true;
-  jpp_program_constant_t constant = {.reg = *out_virtual, .microbatch = run->microbatch};
-  return JPP_VEC_PUSH(&d->draft->constants, constant);
+  uint32_t first = d->b->first_constant[d->b->staged->values[place->value].loop];
+  *out_virtual = d->b->constants[first + run->microbatch + d->omitted];
+  return NULL;
 }
 
 static jpp_status_t* find_places(const drafter_t* d, const jpp_task_t* task,
@@ -177,7 +209,7 @@ static jpp_status_t* draft_result(const drafter_t* d, const jpp_instr_draft_t* i
   return JPP_VEC_PUSH(&d->draft->operands, id);
 }
 
-static jpp_status_t* draft_instr(const drafter_t* d, const jpp_instr_draft_t* instr) {
+static jpp_status_t* draft_operands(const drafter_t* d, const jpp_instr_draft_t* instr) {
   if (instr->kind == JPP_INSTR_RUN) return draft_run(d, instr);
   if (instr->kind == JPP_INSTR_SEND) return draft_arg(d, instr, JPP_MEMORY_DEVICE);
   if (instr->kind == JPP_INSTR_RECV) return draft_result(d, instr, JPP_MEMORY_DEVICE);
@@ -187,7 +219,23 @@ static jpp_status_t* draft_instr(const drafter_t* d, const jpp_instr_draft_t* in
   return draft_result(d, instr, to);
 }
 
-// --- The whole draft -----------------------------------------------------------------
+static jpp_status_t* draft_instr(drafter_t* d) {
+  const jpp_program_builder_t* b = d->b;
+  const jpp_repetition_t* repetition = &b->repetitions[d->rank];
+  jpp_instr_draft_t instr =
+      b->instrs[d->rank].data[jpp__drafted_index(b, d->rank, d->at)];
+  for (uint32_t i = 0; i < 2; ++i) {
+    if (d->at != jpp__repetition_end(repetition, i)) continue;
+    d->draft->made[i] = (uint32_t)d->draft->virtuals.count;
+  }
+  bool after = d->at >= jpp__repetition_end(repetition, 1) &&
+               jpp__instr_of_loop(b, &instr, repetition->loop);
+  d->omitted = after ? repetition->omitted * repetition->shift : 0;
+  if (after) instr.microbatch -= d->omitted;
+  return draft_operands(d, &instr);
+}
+
+// --- The whole draft ------------------------------------------------------------------
 
 static jpp_status_t* take_outputs(const drafter_t* d) {
   for (uint32_t i = 0; i < d->b->staged->graph->num_outputs; ++i) {
@@ -210,26 +258,56 @@ static jpp_status_t* take_outputs(const drafter_t* d) {
 // Allocates the tables that all ranks share.
 static jpp_status_t* make_tables(jpp_program_builder_t* b) {
   const jpp_staged_t* staged = b->staged;
-  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&b->scratch, b->most_instances, &b->definitions));
+  JPP_RETURN_IF_ERROR(jpp__ids_create(&b->scratch, b->most_instances, &b->definitions));
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&b->scratch, staged->num_tasks, &b->places));
   JPP_RETURN_IF_ERROR(jpp__ids_create(&b->scratch, staged->num_values, &b->init_of));
   for (uint32_t i = 0; i < staged->num_accumulators; ++i) {
     b->init_of[staged->accumulators[i].state] = staged->accumulators[i].init;
   }
+  uint32_t loops = staged->graph->num_loops;
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&b->scratch, loops + 1, &b->first_constant));
+  for (uint32_t l = 0; l < loops; ++l) {
+    b->first_constant[l + 1] =
+        b->first_constant[l] + staged->graph->loops[l].microbatches;
+  }
+  JPP_RETURN_IF_ERROR(
+      jpp__ids_create(&b->scratch, b->first_constant[loops], &b->constants));
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&b->scratch, staged->num_tasks, &b->takes_index));
+  for (uint32_t t = 0; t < staged->num_tasks; ++t) {
+    const jpp_task_t* task = &staged->tasks[t];
+    for (uint32_t i = 0; i < task->num_inputs; ++i) {
+      bool number = task->loop != JPP_NONE && is_loop_index(b, task->inputs[i]);
+      if (number) b->takes_index[t] = true;
+    }
+  }
   return NULL;
 }
 
-jpp_status_t* jpp__program_draft(jpp_program_builder_t* b, uint32_t rank) {
-  jpp_rank_draft_t* draft = &b->draft;
-  drafter_t drafter = {.b = b, .draft = draft, .rank = rank};
+static jpp_status_t* draft_rank(drafter_t* d) {
+  jpp_rank_draft_t* draft = d->draft;
   draft->operands.count = draft->virtuals.count = draft->inputs.count = 0;
   draft->constants.count = draft->outputs.count = 0;
-  if (!b->definitions) JPP_RETURN_IF_ERROR(make_tables(b));
-  memset(b->definitions, 0xff, b->most_instances * sizeof(*b->definitions));
-  JPP_RETURN_IF_ERROR(define_args(&drafter));
-  const jpp_instr_drafts_t* instrs = &b->instrs[rank];
-  for (; drafter.at < instrs->count; ++drafter.at) {
-    JPP_RETURN_IF_ERROR(draft_instr(&drafter, &instrs->data[drafter.at]));
+  JPP_RETURN_IF_ERROR(define_args(d));
+  JPP_RETURN_IF_ERROR(define_constants(d));
+  for (; d->at < jpp__drafted_count(d->b, d->rank); ++d->at) {
+    JPP_RETURN_IF_ERROR(draft_instr(d));
   }
-  return take_outputs(&drafter);
+  return take_outputs(d);
+}
+
+jpp_status_t* jpp__program_draft(jpp_program_builder_t* b, uint32_t rank) {
+  drafter_t drafter = {.b = b, .draft = &b->draft, .rank = rank};
+  if (!b->definitions) JPP_RETURN_IF_ERROR(make_tables(b));
+  jpp_status_t* status = draft_rank(&drafter);
+  for (size_t i = 0; i < b->draft.virtuals.count; ++i) {
+    b->definitions[b->draft.virtuals.data[i].instance] = JPP_NONE;
+  }
+  bool omits = b->repetitions[rank].omitted > 0, same = false;
+  if (!omits || jpp_status_code(status) == JPP_OUT_OF_MEMORY) return status;
+  if (!status) JPP_RETURN_IF_ERROR(jpp__repetition_prove(b, rank, &same));
+  if (same) return NULL;
+  // Drafts everything instead; an error then has the microbatch in which it occurs.
+  jpp_status_free(status);
+  b->repetitions[rank].omitted = 0;
+  return jpp__program_draft(b, rank);
 }

@@ -2,6 +2,11 @@
 // assigns real registers (the most recently freed one first) and finds the peak in bytes.
 // Instructions share lists of equal operands: all runs of a task have the same values,
 // and many the same registers.
+//
+// The omitted repetitions (repeat.c) need no walk. Which register is taken depends only
+// on the stack of free ones, and every repetition pushes and pops as the one before it.
+// So if the ends of the first two repetitions differ only in the names of registers, each
+// further repetition is the one before it with its registers renamed in the same way.
 #include <string.h>
 
 #include "base/hash.h"
@@ -13,11 +18,15 @@ typedef struct operand_list {
   uint32_t first, count;
 } operand_list_t;
 
+// One for all ranks, because most of their lists are equally long.
 typedef struct finisher {
   jpp_program_builder_t* b;
   jpp_rank_draft_t* draft;
-  uint32_t* reg;       // [virtuals] its real register
-  jpp_u32_vec_t free;  // registers that can be reused
+  const jpp_repetition_t* repetition;
+  size_t first_repeated;    // the first instruction of the second repetition
+  jpp_u32_vec_t free_then;  // `free` before that
+  jpp_u32_vec_t reg;        // [virtuals] its real register
+  jpp_u32_vec_t free;       // registers that can be reused
   uint32_t num_registers;
   JPP_VEC(jpp_instr_t) instrs;
   jpp_u32_vec_t operands;
@@ -38,11 +47,12 @@ static uint64_t bytes_of(const finisher_t* f, uint32_t id) {
 }
 
 static void take_register(finisher_t* f, uint32_t id) {
-  f->reg[id] = f->free.count ? f->free.data[--f->free.count] : f->num_registers++;
+  bool reused = f->free.count > 0;
+  f->reg.data[id] = reused ? f->free.data[--f->free.count] : f->num_registers++;
 }
 
 static jpp_status_t* release_register(finisher_t* f, uint32_t id) {
-  return JPP_VEC_PUSH(&f->free, f->reg[id]);
+  return JPP_VEC_PUSH(&f->free, f->reg.data[id]);
 }
 
 static jpp_status_t* add_live(finisher_t* f, jpp_memory_t memory, uint64_t bytes) {
@@ -78,7 +88,7 @@ static jpp_status_t* push_operands(finisher_t* f, const uint32_t* ids, size_t co
   uint32_t* registers = f->operands.data + f->operands.count;
   uint32_t* values = f->operand_values.data + f->operand_values.count;
   for (size_t i = 0; i < count; ++i) {
-    registers[i] = f->reg[ids[i]];
+    registers[i] = f->reg.data[ids[i]];
     values[i] = virtual_at(f, ids[i])->value;
   }
   f->operands.count += count;
@@ -118,6 +128,24 @@ static jpp_status_t* push_instr(finisher_t* f, jpp_instr_t instr) {
   return JPP_VEC_PUSH(&f->instrs, instr);
 }
 
+// The operands that die after an instruction are often consecutive ones. Then removes the
+// lists of the deletion, which were pushed last, and lets it share the instruction's.
+static bool share_part(finisher_t* f, jpp_instr_t* deletion) {
+  if (!f->instrs.count) return false;
+  const jpp_instr_t* last = &f->instrs.data[f->instrs.count - 1];
+  const uint32_t* operands = f->operands.data + last->first_operand;
+  const uint32_t* dead = f->operands.data + deletion->first_operand;
+  uint32_t i = 0, count = last->num_args + last->num_results;
+  while (i + deletion->num_args <= count && operands[i] != *dead) ++i;
+  if (i + deletion->num_args > count) return false;
+  if (memcmp(operands + i, dead, deletion->num_args * sizeof(*dead)) != 0) return false;
+  f->operands.count = deletion->first_operand;
+  f->operand_values.count = deletion->first_value;
+  deletion->first_operand = last->first_operand + i;
+  deletion->first_value = last->first_value + i;
+  return true;
+}
+
 static jpp_status_t* delete_dead(finisher_t* f) {
   if (!f->dead.count) return NULL;
   jpp_instr_t instr = {.kind = JPP_INSTR_DELETE,
@@ -126,13 +154,14 @@ static jpp_status_t* delete_dead(finisher_t* f) {
                        .first_value = (uint32_t)f->operand_values.count,
                        .num_args = (uint32_t)f->dead.count};
   JPP_RETURN_IF_ERROR(push_operands(f, f->dead.data, f->dead.count));
+  bool shared = share_part(f, &instr);
   for (size_t i = 0; i < f->dead.count; ++i) {
     uint32_t id = f->dead.data[i];
     JPP_RETURN_IF_ERROR(release_register(f, id));
     f->live_bytes[virtual_at(f, id)->memory] -= bytes_of(f, id);
   }
   f->dead.count = 0;
-  return push_instr(f, instr);
+  return shared ? JPP_VEC_PUSH(&f->instrs, instr) : push_instr(f, instr);
 }
 
 // Ends the life of an operand; a result takes over the memory of a donated arg.
@@ -156,9 +185,9 @@ static uint64_t bytes_taken_over(const finisher_t* f, const jpp_instr_t* instr,
   return bytes;
 }
 
-// `ids` are the operands of the current instruction.
-static jpp_status_t* finish_instr(finisher_t* f, uint32_t at, const uint32_t* ids) {
-  const jpp_instr_draft_t* draft = &f->b->instrs[f->program->rank].data[at];
+// `ids` are the operands of `draft`, the drafted instruction number `at`.
+static jpp_status_t* finish_instr(finisher_t* f, uint32_t at,
+                                  const jpp_instr_draft_t* draft, const uint32_t* ids) {
   jpp_instr_t instr = {.kind = draft->kind,
                        .target = draft->target,
                        .microbatch = draft->microbatch,
@@ -185,6 +214,123 @@ static jpp_status_t* finish_instr(finisher_t* f, uint32_t at, const uint32_t* id
   return delete_dead(f);
 }
 
+// --- Omitted repetitions --------------------------------------------------------------
+
+// Maps each register at the end of the first repetition to the one in its place at the
+// end of the second. Free registers succeed those at the same height of the stack, and
+// registers that are not used again keep their names.
+static jpp_status_t* map_registers(const finisher_t* f, uint32_t* next) {
+  if (f->free.count != f->free_then.count) {
+    return jpp_status_make(JPP_INTERNAL_ERROR,
+                           "a repetition begins with %zu free registers, the next with "
+                           "%zu",
+                           f->free_then.count, f->free.count);
+  }
+  for (uint32_t r = 0; r < f->num_registers; ++r) next[r] = r;
+  for (size_t i = 0; i < f->free.count; ++i) next[f->free_then.data[i]] = f->free.data[i];
+  for (size_t i = 0; i < f->draft->successors.count; ++i) {
+    const jpp_successor_t* pair = &f->draft->successors.data[i];
+    next[f->reg.data[pair->from]] = f->reg.data[pair->to];
+  }
+  return NULL;
+}
+
+// Sets power[r] to `next` applied `times` times to register r, by repeated squaring;
+// `scratch` has room for 2 * count registers.
+static void raise_map(const uint32_t* next, uint32_t count, uint32_t times,
+                      uint32_t* scratch, uint32_t* power) {
+  uint32_t *square = scratch, *old = scratch + count;
+  memcpy(square, next, count * sizeof(*next));
+  for (uint32_t r = 0; r < count; ++r) power[r] = r;
+  for (; times; times /= 2) {
+    for (uint32_t r = 0; times % 2 && r < count; ++r) power[r] = square[power[r]];
+    memcpy(old, square, count * sizeof(*next));
+    for (uint32_t r = 0; r < count; ++r) square[r] = old[old[r]];
+  }
+}
+
+// The number of a microbatch is a constant in a register of its own.
+static void map_constants(const finisher_t* f, uint32_t* next) {
+  const jpp_program_builder_t* b = f->b;
+  uint32_t end = b->first_constant[f->repetition->loop + 1];
+  for (uint32_t i = b->first_constant[f->repetition->loop];
+       i + f->repetition->shift < end; ++i) {
+    uint32_t from = b->constants[i], to = b->constants[i + f->repetition->shift];
+    if (from == JPP_NONE || to == JPP_NONE) continue;
+    next[f->reg.data[from]] = f->reg.data[to];
+  }
+}
+
+// Whether share_part() found the operands of a deletion among those of the instruction
+// before it.
+static bool is_part_of(const jpp_instr_t* deletion, const jpp_instr_t* last) {
+  uint64_t end = (uint64_t)deletion->first_operand + deletion->num_args;
+  uint64_t last_end = (uint64_t)last->first_operand + last->num_args + last->num_results;
+  return deletion->kind == JPP_INSTR_DELETE &&
+         deletion->first_operand >= last->first_operand && end <= last_end;
+}
+
+// Adds the instruction `length` places back once more, in the next repetition.
+static jpp_status_t* repeat_instr(finisher_t* f, size_t length, const uint32_t* next) {
+  const jpp_instr_t* from = &f->instrs.data[f->instrs.count - length];
+  jpp_instr_t instr = *from;
+  if (instr.microbatch != JPP_NONE) instr.microbatch += f->repetition->shift;
+  if (is_part_of(from, &from[-1])) {
+    const jpp_instr_t* last = &f->instrs.data[f->instrs.count - 1];
+    instr.first_operand += last->first_operand - from[-1].first_operand;
+    return JPP_VEC_PUSH(&f->instrs, instr);
+  }
+  uint32_t count = instr.num_args + instr.num_results;
+  JPP_RETURN_IF_ERROR(JPP_VEC_RESERVE(&f->operands, count));
+  instr.first_operand = (uint32_t)f->operands.count;
+  const uint32_t* old = f->operands.data + from->first_operand;
+  uint32_t* renamed = f->operands.data + f->operands.count;
+  for (uint32_t i = 0; i < count; ++i) renamed[i] = next[old[i]];
+  f->operands.count += count;
+  share_list(&f->operands, f->known_operands, &instr.first_operand);
+  return JPP_VEC_PUSH(&f->instrs, instr);
+}
+
+// Adds the omitted repetitions behind the second one. The rest of the draft then
+// continues with the registers that the last of them leaves.
+static jpp_status_t* add_repetitions(finisher_t* f) {
+  uint32_t count = f->num_registers;
+  size_t length = f->instrs.count - f->first_repeated;
+  uint32_t* maps = NULL;
+  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY((size_t)count * 4, &maps));
+  uint32_t *next = maps, *last = maps + count, *scratch = maps + (size_t)count * 2;
+  jpp_status_t* status = map_registers(f, next);
+  if (!status) {
+    raise_map(next, count, f->repetition->omitted, scratch, last);
+    map_constants(f, next);
+  }
+  for (size_t i = length * f->repetition->omitted; i > 0 && !status; --i) {
+    status = repeat_instr(f, length, next);
+  }
+  for (size_t i = 0; i < f->free.count; ++i) f->free.data[i] = last[f->free.data[i]];
+  for (size_t i = 0; i < f->draft->successors.count; ++i) {
+    uint32_t* reg = &f->reg.data[f->draft->successors.data[i].to];
+    *reg = last[*reg];
+  }
+  jpp_free(maps);
+  return status;
+}
+
+// Called before each drafted instruction.
+static jpp_status_t* check_repetition(finisher_t* f, uint32_t at) {
+  if (!f->repetition->omitted) return NULL;
+  if (at == jpp__repetition_end(f->repetition, 1)) return add_repetitions(f);
+  if (at != jpp__repetition_end(f->repetition, 0)) return NULL;
+  f->first_repeated = f->instrs.count;
+  f->free_then.count = 0;
+  JPP_RETURN_IF_ERROR(JPP_VEC_RESERVE(&f->free_then, f->free.count));
+  for (size_t i = 0; i < f->free.count; ++i) f->free_then.data[i] = f->free.data[i];
+  f->free_then.count = f->free.count;
+  return NULL;
+}
+
+// --- Ends -----------------------------------------------------------------------------
+
 // Places the registers that are filled before the first instruction. Unused ones die
 // immediately.
 static jpp_status_t* place_given(finisher_t* f) {
@@ -207,13 +353,13 @@ static jpp_status_t* place_given(finisher_t* f) {
 static jpp_status_t* copy_ends(finisher_t* f) {
   jpp_program_t* program = f->program;
   for (size_t i = 0; i < f->draft->inputs.count; ++i) {
-    f->draft->inputs.data[i].reg = f->reg[f->draft->inputs.data[i].reg];
+    f->draft->inputs.data[i].reg = f->reg.data[f->draft->inputs.data[i].reg];
   }
   for (size_t i = 0; i < f->draft->constants.count; ++i) {
-    f->draft->constants.data[i].reg = f->reg[f->draft->constants.data[i].reg];
+    f->draft->constants.data[i].reg = f->reg.data[f->draft->constants.data[i].reg];
   }
   for (size_t i = 0; i < f->draft->outputs.count; ++i) {
-    f->draft->outputs.data[i].reg = f->reg[f->draft->outputs.data[i].reg];
+    f->draft->outputs.data[i].reg = f->reg.data[f->draft->outputs.data[i].reg];
   }
   program->num_inputs = (uint32_t)f->draft->inputs.count;
   program->num_constants = (uint32_t)f->draft->constants.count;
@@ -237,18 +383,17 @@ static uint64_t reserved_bytes(const jpp_program_builder_t* b, uint32_t rank) {
 
 static jpp_status_t* finish_program(finisher_t* f) {
   jpp_program_t* program = f->program;
-  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(f->draft->virtuals.count, &f->reg));
-  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(kKnownLists, &f->known_operands));
-  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(kKnownLists, &f->known_values));
   program->reserved_bytes = reserved_bytes(f->b, program->rank);
   JPP_RETURN_IF_ERROR(add_live(f, JPP_MEMORY_DEVICE, program->reserved_bytes));
   JPP_RETURN_IF_ERROR(place_given(f));
   const jpp_instr_drafts_t* drafts = &f->b->instrs[program->rank];
   const uint32_t* ids = f->draft->operands.data;
-  for (uint32_t at = 0; at < drafts->count; ++at) {
-    JPP_RETURN_IF_ERROR(finish_instr(f, at, ids));
-    ids += jpp__instr_num_args(f->b, &drafts->data[at]);
-    ids += jpp__instr_num_results(f->b, &drafts->data[at]);
+  for (uint32_t at = 0; at < jpp__drafted_count(f->b, program->rank); ++at) {
+    const jpp_instr_draft_t* draft =
+        &drafts->data[jpp__drafted_index(f->b, program->rank, at)];
+    JPP_RETURN_IF_ERROR(check_repetition(f, at));
+    JPP_RETURN_IF_ERROR(finish_instr(f, at, draft, ids));
+    ids += jpp__instr_num_args(f->b, draft) + jpp__instr_num_results(f->b, draft);
   }
   program->num_instrs = (uint32_t)f->instrs.count;
   program->num_operands = (uint32_t)f->operands.count;
@@ -262,30 +407,55 @@ static jpp_status_t* finish_program(finisher_t* f) {
   return copy_ends(f);
 }
 
-static jpp_status_t* finish_rank(jpp_program_builder_t* b, uint32_t rank,
-                                 jpp_program_t* program) {
+// Empties the finisher for the next rank.
+static jpp_status_t* begin_rank(finisher_t* f, uint32_t rank, jpp_program_t* program) {
+  f->repetition = &f->b->repetitions[rank];
+  f->program = program;
+  f->num_registers = 0;
+  f->free.count = f->instrs.count = f->operands.count = f->operand_values.count = 0;
+  f->dead.count = f->reg.count = 0;
+  memset(f->live_bytes, 0, sizeof(f->live_bytes));
+  memset(f->known_operands, 0, kKnownLists * sizeof(*f->known_operands));
+  memset(f->known_values, 0, kKnownLists * sizeof(*f->known_values));
+  return JPP_VEC_RESERVE(&f->reg, f->draft->virtuals.count);
+}
+
+static jpp_status_t* finish_rank(finisher_t* f, uint32_t rank, jpp_program_t* program) {
   program->rank = rank;
-  finisher_t finisher = {.b = b, .draft = &b->draft, .program = program};
-  JPP_RETURN_IF_ERROR(jpp__program_draft(b, rank));
-  jpp_status_t* status = finish_program(&finisher);
-  jpp_free(finisher.reg);
-  jpp_free(finisher.known_operands);
-  jpp_free(finisher.known_values);
-  jpp_vec_deinit(&finisher.free);
-  jpp_vec_deinit(&finisher.instrs);
-  jpp_vec_deinit(&finisher.operands);
-  jpp_vec_deinit(&finisher.operand_values);
-  jpp_vec_deinit(&finisher.dead);
-  jpp_vec_deinit(&b->instrs[rank]);
-  return status;
+  JPP_RETURN_IF_ERROR(jpp__program_draft(f->b, rank));
+  JPP_RETURN_IF_ERROR(begin_rank(f, rank, program));
+  JPP_RETURN_IF_ERROR(finish_program(f));
+  jpp_vec_deinit(&f->b->instrs[rank]);
+  return NULL;
+}
+
+static jpp_status_t* finish_ranks(finisher_t* f, jpp_program_t* programs) {
+  jpp_arena_t* scratch = &f->b->scratch;
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(scratch, kKnownLists, &f->known_operands));
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(scratch, kKnownLists, &f->known_values));
+  for (uint32_t r = 0; r < f->b->staged->ranks; ++r) {
+    JPP_RETURN_IF_ERROR_IN(finish_rank(f, r, &programs[r]), "rank %u", r);
+  }
+  return NULL;
+}
+
+static void finisher_deinit(finisher_t* f) {
+  jpp_vec_deinit(&f->reg);
+  jpp_vec_deinit(&f->free);
+  jpp_vec_deinit(&f->free_then);
+  jpp_vec_deinit(&f->instrs);
+  jpp_vec_deinit(&f->operands);
+  jpp_vec_deinit(&f->operand_values);
+  jpp_vec_deinit(&f->dead);
 }
 
 jpp_status_t* jpp__program_finish(jpp_program_builder_t* b, jpp_plan_t* plan) {
   jpp_program_t* programs = NULL;
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(b->arena, b->staged->ranks, &programs));
-  for (uint32_t r = 0; r < b->staged->ranks; ++r) {
-    JPP_RETURN_IF_ERROR_IN(finish_rank(b, r, &programs[r]), "rank %u", r);
-  }
+  finisher_t finisher = {.b = b, .draft = &b->draft};
+  jpp_status_t* status = finish_ranks(&finisher, programs);
+  finisher_deinit(&finisher);
+  JPP_RETURN_IF_ERROR(status);
   plan->staged = b->staged;
   plan->ranks = b->staged->ranks;
   plan->programs = programs;

@@ -27,6 +27,7 @@ static jpp_status_t* build_programs(jpp_program_builder_t* b, jpp_plan_t* plan) 
   JPP_RETURN_IF_ERROR(jpp__program_order(b));
   JPP_RETURN_IF_ERROR(jpp__program_find_sites(b));
   JPP_RETURN_IF_ERROR(jpp__program_emit(b));
+  JPP_RETURN_IF_ERROR(jpp__program_find_repetitions(b));
   JPP_RETURN_IF_ERROR(jpp__program_donate(b));
   return jpp__program_finish(b, plan);
 }
@@ -41,12 +42,34 @@ static void builder_deinit(jpp_program_builder_t* b) {
   jpp_vec_deinit(&b->draft.inputs);
   jpp_vec_deinit(&b->draft.constants);
   jpp_vec_deinit(&b->draft.outputs);
+  jpp_vec_deinit(&b->draft.successors);
   jpp_vec_deinit(&b->events);
   for (size_t i = 0; i < b->channels.count; ++i) {
     jpp_vec_deinit(&b->channels.data[i].messages);
   }
   jpp_vec_deinit(&b->channels);
   jpp__arena_deinit(&b->scratch);
+}
+
+jpp_status_t* jpp__program_build(const jpp_staged_t* staged,
+                                 const jpp_program_options_t* options, bool drafts_all,
+                                 jpp_plan_t** out_plan) {
+  *out_plan = NULL;
+  jpp_plan_storage_t* storage = NULL;
+  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(1, &storage));
+  jpp_program_builder_t builder = {.staged = staged,
+                                   .options = options,
+                                   .arena = &storage->arena,
+                                   .drafts_all = drafts_all};
+  jpp_status_t* status = build_programs(&builder, &storage->plan);
+  builder_deinit(&builder);
+  if (status) {
+    jpp_plan_destroy(&storage->plan);
+    return status;
+  }
+  jpp__program_log(&storage->plan, options);
+  *out_plan = &storage->plan;
+  return NULL;
 }
 
 jpp_status_t* jpp_program_build(const jpp_staged_t* staged,
@@ -58,19 +81,7 @@ jpp_status_t* jpp_program_build(const jpp_staged_t* staged,
   JPP_RETURN_IF_ERROR(
       JPP_OPTIONS_COPY(jpp_program_options_t, channel_slots, options, &full));
   if (staged->graph->num_loops) JPP_RETURN_IF_NULL(full.schedules);
-  jpp_plan_storage_t* storage = NULL;
-  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(1, &storage));
-  jpp_program_builder_t builder = {
-      .staged = staged, .options = &full, .arena = &storage->arena};
-  jpp_status_t* status = build_programs(&builder, &storage->plan);
-  builder_deinit(&builder);
-  if (status) {
-    jpp_plan_destroy(&storage->plan);
-    return status;
-  }
-  jpp__program_log(&storage->plan, &full);
-  *out_plan = &storage->plan;
-  return NULL;
+  return jpp__program_build(staged, &full, false, out_plan);
 }
 
 void jpp_plan_destroy(jpp_plan_t* plan) {

@@ -7,6 +7,8 @@
 
 #include "jaxpp/program.h"
 
+enum { DRAFT_ROOM = 256 };  // for more operands
+
 // A plan whose arrays are writable.
 typedef struct draft {
   jpp_plan_t plan;
@@ -31,8 +33,8 @@ static inline draft_t draft_create(const jpp_plan_t* plan) {
   for (uint32_t r = 0; r < plan->ranks; ++r) {
     jpp_program_t* p = &d.programs[r];
     p->instrs = COPY(p->instrs, p->num_instrs, 1);
-    p->operands = COPY(p->operands, p->num_operands, 0);
-    p->operand_values = COPY(p->operand_values, p->num_operand_values, 0);
+    p->operands = COPY(p->operands, p->num_operands, DRAFT_ROOM);
+    p->operand_values = COPY(p->operand_values, p->num_operand_values, DRAFT_ROOM);
     p->inputs = COPY(p->inputs, p->num_inputs, 0);
     p->constants = COPY(p->constants, p->num_constants, 0);
     p->outputs = COPY(p->outputs, p->num_outputs, 0);

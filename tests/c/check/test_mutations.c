@@ -1,8 +1,9 @@
 // Damages programs at random: the checker must refuse each, unless it still computes the
-// right results.
+// right results. Whether it visits repetitions makes no difference.
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "check/checker.h"
 #include "draft.h"
 #include "interpreter.h"
 #include "plan_util.h"
@@ -161,16 +162,119 @@ static void change_memory(draft_t* d, jpp_program_t* p) {
   }
 }
 
+// Gives one instruction, which may be in a repetition, lists of its own.
+static jpp_instr_t* separate_instr(jpp_program_t* p) {
+  jpp_instr_t* instr = instr_of(p, pick(p->num_instrs));
+  uint32_t count = instr->num_args + instr->num_results;
+  assert_true(count <= DRAFT_ROOM);
+  uint32_t* operands = (uint32_t*)p->operands;
+  uint32_t* values = (uint32_t*)p->operand_values;
+  memcpy(operands + p->num_operands, operands + instr->first_operand,
+         count * sizeof(*operands));
+  memcpy(values + p->num_operand_values, values + instr->first_value,
+         count * sizeof(*values));
+  instr->first_operand = p->num_operands;
+  instr->first_value = p->num_operand_values;
+  p->num_operands += count;
+  p->num_operand_values += count;
+  return instr;
+}
+
+static void change_one_register(draft_t* d, jpp_program_t* p) {
+  (void)d;
+  const jpp_instr_t* instr = separate_instr(p);
+  uint32_t count = instr->num_args + instr->num_results;
+  uint32_t* registers = (uint32_t*)p->operands + instr->first_operand;
+  if (!count) return;
+  uint32_t at = pick(count);
+  // Another operand's register, or any.
+  registers[at] =
+      pick(2) ? registers[(at + 1) % count] : (registers[at] + 1) % p->num_registers;
+}
+
+static void change_one_value(draft_t* d, jpp_program_t* p) {
+  const jpp_instr_t* instr = separate_instr(p);
+  uint32_t count = instr->num_args + instr->num_results;
+  if (!count) return;
+  ((uint32_t*)p->operand_values)[instr->first_value + pick(count)] =
+      pick(d->plan.staged->num_values + 1);
+}
+
+// Exchanges two operands of one instruction.
+static void swap_registers(draft_t* d, jpp_program_t* p) {
+  (void)d;
+  const jpp_instr_t* instr = separate_instr(p);
+  uint32_t count = instr->num_args + instr->num_results;
+  uint32_t* registers = (uint32_t*)p->operands + instr->first_operand;
+  if (!count) return;
+  uint32_t a = pick(count), b = (a + 1 + pick(count - 1)) % count, kept = registers[a];
+  registers[a] = registers[b];
+  registers[b] = kept;
+}
+
+// Exchanges two registers from some instruction on, as another order of allocation would:
+// right if neither holds a value there.
+static void rename_registers(draft_t* d, jpp_program_t* p) {
+  (void)d;
+  if (!p->num_registers) return;
+  uint32_t a = pick(p->num_registers), b = (a + 1) % p->num_registers;
+  uint32_t room = p->num_operands + DRAFT_ROOM;
+  for (uint32_t i = pick(p->num_instrs); i < p->num_instrs; ++i) {
+    jpp_instr_t* instr = instr_of(p, i);
+    uint32_t count = instr->num_args + instr->num_results;
+    if (p->num_operands + count > room) return;
+    uint32_t* registers = (uint32_t*)p->operands + p->num_operands;
+    memcpy(registers, p->operands + instr->first_operand, count * sizeof(*registers));
+    instr->first_operand = p->num_operands;
+    p->num_operands += count;
+    for (uint32_t k = 0; k < count; ++k) {
+      uint32_t old = registers[k];
+      registers[k] = old == a ? b : old == b ? a : old;
+    }
+  }
+}
+
+// Moves an instruction's microbatch to a neighbour, or its RUN to another microbatch.
+static void shift_microbatch(draft_t* d, jpp_program_t* p) {
+  (void)d;
+  jpp_instr_t* instr = instr_of(p, pick(p->num_instrs));
+  if (instr->microbatch != JPP_NONE) instr->microbatch += pick(5) - 2;
+}
+
 typedef void (*mutation_t)(draft_t* draft, jpp_program_t* program);
 static const mutation_t kMutations[] = {
-    drop_instr,      repeat_instr,  swap_instrs,      swap_alike,
-    change_register, change_value,  change_target,    change_counts,
-    change_given,    change_output, change_channel,   change_microbatch,
-    change_binding,  change_peak,   change_host_peak, change_memory,
+    drop_instr,          repeat_instr,     swap_instrs,      swap_alike,
+    change_register,     change_value,     change_target,    change_counts,
+    change_given,        change_output,    change_channel,   change_microbatch,
+    change_binding,      change_peak,      change_host_peak, change_memory,
+    change_one_register, change_one_value, swap_registers,   rename_registers,
+    shift_microbatch,
 };
 enum { kMutationCount = sizeof(kMutations) / sizeof(*kMutations) };
 
-static uint32_t g_refused, g_accepted;
+static uint32_t g_refused, g_accepted, g_repeated;
+
+// A walk that visits repetitions too finds the same.
+static void check_whole_walk(const jpp_plan_t* plan, const jpp_status_t* found,
+                             const jpp_check_report_t* report) {
+  jpp_check_report_t* whole = NULL;
+  uint64_t repeated = 0;
+  jpp_status_t* status = jpp__check_plan(plan, true, &repeated, &whole);
+  assert_int_equal(repeated, 0);
+  assert_int_equal(jpp_status_code(status), jpp_status_code(found));
+  if (status) {
+    assert_string_equal(jpp_status_message(status), jpp_status_message(found));
+  } else {
+    char *text = NULL, *expected = NULL;
+    ASSERT_OK(jpp_check_report_print(report, &text));
+    ASSERT_OK(jpp_check_report_print(whole, &expected));
+    assert_string_equal(text, expected);
+    jpp_text_free(text);
+    jpp_text_free(expected);
+  }
+  jpp_status_free(status);
+  jpp_check_report_destroy(whole);
+}
 
 static void try_mutation(const planned_t* planned, const uint64_t* expected,
                          const char* name) {
@@ -180,7 +284,10 @@ static void try_mutation(const planned_t* planned, const uint64_t* expected,
     kMutations[mutation](&draft, &draft.programs[rank]);
   }
   jpp_check_report_t* report = NULL;
-  jpp_status_t* status = jpp_check_plan(&draft.plan, &report);
+  uint64_t repeated = 0;
+  jpp_status_t* status = jpp__check_plan(&draft.plan, false, &repeated, &report);
+  check_whole_walk(&draft.plan, status, report);
+  g_repeated += repeated > 0;
   if (status) {
     ++g_refused;
     assert_int_equal(jpp_status_code(status), JPP_PROGRAM_ERROR);
@@ -216,12 +323,46 @@ static void test_damaged_programs_are_refused_or_right(void** state) {
   mutate("interleaved", &(plan_options_t){.schedule = "dualpipe-v", .slots = 1}, 600);
   mutate("mlp4", &(plan_options_t){.schedule = "eager-1f1b", .slots = 1}, 600);
   print_message("# %u refused, %u accepted and right\n", g_refused, g_accepted);
-  assert_true(g_refused > g_accepted * 3);
+  assert_true(g_refused > g_accepted * 2);
+}
+
+// With so many microbatches, mutations are in repetitions, or between others.
+static void test_damage_in_repetitions_is_found(void** state) {
+  (void)state;
+  static const struct {
+    const char *graph, *schedule;
+    uint32_t microbatches;
+  } kLong[] = {
+      {"mlp2", "1f1b", 40},      {"mlp4", "1f1b", 24},
+      {"mlp4", "zb-h1", 24},     {"mlp4", "eager-1f1b", 24},
+      {"tied", "1f1b", 30},      {"host", "1f1b", 20},
+      {"skip", "1f1b", 24},      {"dropout", "1f1b", 17},
+      {"interleaved", NULL, 32}, {"clip", "gpipe", 12},
+      {"two_loops", "1f1b", 16}, {"aux", "1f1b", 24},
+      {"frozen", "1f1b", 24},    {"interleaved", "zb-v", 24},
+      {"forward", NULL, 24},     {"interleaved", "dualpipe-v", 24},
+  };
+  g_refused = g_accepted = g_repeated = 0;
+  for (size_t i = 0; i < sizeof(kLong) / sizeof(*kLong); ++i) {
+    planned_t planned;
+    plan_options_t options = {.schedule = kLong[i].schedule,
+                              .microbatches = kLong[i].microbatches};
+    ASSERT_OK(plan_file(kLong[i].graph, &options, &planned));
+    uint64_t* expected = interpret_graph(planned.graph);
+    for (uint32_t k = 0; k < 700; ++k) try_mutation(&planned, expected, kLong[i].graph);
+    free(expected);
+    plan_free(&planned);
+  }
+  print_message("# %u refused, %u accepted and right, %u with repetitions\n", g_refused,
+                g_accepted, g_repeated);
+  assert_true(g_refused > g_accepted * 2);
+  assert_true(g_repeated * 3 > g_refused + g_accepted);
 }
 
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_damaged_programs_are_refused_or_right),
+      cmocka_unit_test(test_damage_in_repetitions_is_found),
   };
   return cmocka_run_group_tests_name("check_mutations", tests, NULL, NULL);
 }

@@ -43,6 +43,52 @@ static void drop(fixture_t* f, uint32_t rank, jpp_instr_t* instr) {
   --p->num_instrs;
 }
 
+// Adds one instruction with its operands at the end of the list.
+static void append(fixture_t* f, jpp_instr_t instr, const uint32_t* registers,
+                   const uint32_t* values) {
+  jpp_program_t* p = &f->draft.programs[0];
+  uint32_t count = instr.num_args + instr.num_results;
+  instr.first_operand = p->num_operands;
+  instr.first_value = p->num_operand_values;
+  memcpy((uint32_t*)p->operands + p->num_operands, registers, count * sizeof(*registers));
+  memcpy((uint32_t*)p->operand_values + p->num_operand_values, values,
+         count * sizeof(*values));
+  p->num_operands += count;
+  p->num_operand_values += count;
+  *(jpp_instr_t*)&p->instrs[p->num_instrs++] = instr;
+}
+
+// Every microbatch adds to the initial values and deletes the sums: its instructions are
+// those of the first one, which are right, with a later microbatch.
+static void test_a_sum_begins_once(void** state) {
+  (void)state;
+  enum { kMicrobatches = 8, kInit = 2 + kMicrobatches, kFree = kInit + 2 };
+  fixture_t f;
+  ASSERT_OK(plan_file("one_stage", &(plan_options_t){.microbatches = kMicrobatches},
+                      &f.planned));
+  f.draft = draft_create(f.planned.plan);
+  jpp_program_t* p = &f.draft.programs[0];
+  jpp_instr_t forward = p->instrs[1], backward = p->instrs[2];
+  jpp_instr_t deletion = {
+      .kind = JPP_INSTR_DELETE, .microbatch = JPP_NONE, .num_args = 3};
+  memset((uint32_t*)f.draft.bindings[forward.target].donated_to, 0xff, 4 * 4);
+  memset((uint32_t*)f.draft.bindings[backward.target].donated_to, 0xff, 4 * 4);
+  p->num_instrs = 1;
+  p->num_registers = kFree + 3;
+  for (uint32_t m = 0; m < kMicrobatches; ++m) {
+    forward.microbatch = backward.microbatch = m;
+    append(&f, forward, (uint32_t[]){1, 2 + m, 0, kInit, kFree, kFree + 1},
+           (uint32_t[]){1, 2, 0, 11, 4, 13});
+    append(&f, backward, (uint32_t[]){1, 2 + m, kFree, kInit + 1, kFree + 2},
+           (uint32_t[]){1, 2, 4, 14, 16});
+    append(&f, deletion, (uint32_t[]){kFree, kFree + 1, kFree + 2},
+           (uint32_t[]){4, 13, 16});
+  }
+  assert_refused(&f,
+                 "rank 0, instruction 4: run of fwd_0, microbatch 1: arg 3: expected ");
+  fixture_free(&f);
+}
+
 static void test_a_dropped_send_leaves_its_receive_alone(void** state) {
   (void)state;
   fixture_t f = fixture_create("mlp2", NULL);
@@ -268,6 +314,7 @@ static void test_copies_that_different_tasks_make_are_refused(void** state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_a_sum_begins_once),
       cmocka_unit_test(test_a_dropped_send_leaves_its_receive_alone),
       cmocka_unit_test(test_messages_in_another_order_are_named),
       cmocka_unit_test(test_a_dropped_delete_is_a_leak),

@@ -22,6 +22,22 @@ char* graph_text(const char* name) {
   return text;
 }
 
+char* graph_text_of(const char* name, uint32_t microbatches) {
+  static const char kLoop[] = "\nloop microbatches ";
+  char *read = graph_text(name), *text = NULL;
+  const char *at = read, *found = NULL;
+  jpp_str_t str = {0};
+  while ((found = strstr(at, kLoop))) {
+    jpp_str_appendf(&str, "%.*s%s%u", (int)(found - at), at, kLoop, microbatches);
+    at = found + strlen(kLoop);
+    at += strspn(at, "0123456789");
+  }
+  jpp_str_append(&str, at);
+  free(read);
+  ASSERT_OK(jpp_str_finish(&str, &text));
+  return text;
+}
+
 static jpp_status_t* plan_with(planned_t* planned, const jpp_plan_options_t* options) {
   JPP_RETURN_IF_ERROR(jpp_plan_graph(planned->graph, options, &planned->made));
   planned->ranks = planned->made->ranks;
@@ -75,7 +91,8 @@ jpp_status_t* plan_text(const char* text, const plan_options_t* options,
 
 jpp_status_t* plan_file(const char* name, const plan_options_t* options,
                         planned_t* out_planned) {
-  char* text = graph_text(name);
+  bool long_loops = options && options->microbatches;
+  char* text = long_loops ? graph_text_of(name, options->microbatches) : graph_text(name);
   jpp_status_t* status = plan_text(text, options, out_planned);
   free(text);
   return status;

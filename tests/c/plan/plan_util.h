@@ -8,6 +8,7 @@
 typedef struct plan_options {
   const char* schedule;
   uint32_t stages, ranks, slots;
+  uint32_t microbatches;  // of every loop
 } plan_options_t;
 
 enum { PLAN_MAX_LOOPS = 4 };
@@ -37,6 +38,8 @@ void plan_free(planned_t* planned);
 // Returns the text of tests/golden/graphs/NAME.jpp, which the caller frees; fails the
 // test if there is none.
 char* graph_text(const char* name);
+// The same with so many microbatches in every loop.
+char* graph_text_of(const char* name, uint32_t microbatches);
 
 // The graphs in that folder that can be planned; NULL after the last one.
 extern const char* const kGraphs[];

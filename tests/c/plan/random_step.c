@@ -350,11 +350,15 @@ static const struct {
 enum { kShapeCount = sizeof(kShapes) / sizeof(*kShapes) };
 
 planned_t random_step(uint64_t seed, uint32_t* out_slots) {
+  return random_long_step(seed, 1, out_slots);
+}
+
+planned_t random_long_step(uint64_t seed, uint32_t times, uint32_t* out_slots) {
   g_random = seed * 0x9E3779B97F4A7C15u + 1;
   uint32_t shape = pick(kShapeCount);
   maker_t maker = {.ranks = kShapes[shape].ranks,
                    .stages = kShapes[shape].stages,
-                   .microbatches = kShapes[shape].microbatches,
+                   .microbatches = kShapes[shape].microbatches * times,
                    .backward = pick(6) != 0,
                    .layered = pick(3) == 0,
                    .last_mark = pick(2)};
