@@ -105,11 +105,14 @@ class Case:
         jax.block_until_ready((self.trial_state, loss))
         return str(self.trial.trace_json())
 
-    def take_turn(self) -> None:
-        before = self.run()
-        self.by_itself.append(self.step.predict([self.trace()]).makespan)
-        self.by_trial.append(self.step.predict([self.trace_trial()]).makespan)
+    def take_turn(self) -> tuple[str, str]:
+        """Measures and traces the step, and returns the traces of the step and of the trial. A
+        step runs once before it is measured, because the steps of other cases ran before."""
+        self.run()
+        before, traces = self.run(), (self.trace(), self.trace_trial())
+        self.run()
         self.times.append((before + self.run()) / 2)
+        return traces
 
 
 def make_case(label: str, make: Any, name: str, ranks: int, data: int = 1) -> Case:
@@ -168,10 +171,8 @@ def run_child(ranks: int, turns: int, folder: pathlib.Path) -> None:
         case.step.save(folder / f"{number}-{process}.plan")
     for turn in range(turns):
         for number, case in enumerate(cases):
-            before = case.run()
-            for kind, trace in (("step", case.trace()), ("trial", case.trace_trial())):
+            for kind, trace in zip(("step", "trial"), case.take_turn(), strict=True):
                 (folder / f"{number}-{turn}-{kind}-{process}.json").write_text(trace)
-            case.times.append((before + case.run()) / 2)
     if process == 0:
         found = [(case.name, case.times) for case in cases]
         (folder / "times.json").write_text(json.dumps(found))
@@ -232,7 +233,10 @@ def main() -> None:
     cases = list(cases_here())
     for _ in range(options.turns):
         for case in cases:
-            case.take_turn()
+            for to, trace in zip(
+                (case.by_itself, case.by_trial), case.take_turn(), strict=True
+            ):
+                to.append(case.step.predict([trace]).makespan)
     for case in cases:
         print_case(case)
     del cases
