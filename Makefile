@@ -67,7 +67,7 @@ maxtext: ## MaxText's models as pipelines beside its own trainer, in .venvs/: IN
 	@tools/system_packages.sh
 	@test -x $(MAXTEXT) || $(INTERPRETER) -m venv .venvs/maxtext
 	$(MAXTEXT) -m pip install --quiet --upgrade pip
-	$(MAXTEXT) -m pip install --quiet . pytest pytest-timeout -r tests/maxtext/requirements.txt
+	$(MAXTEXT) -m pip install --quiet '.[distributed]' pytest pytest-timeout -r tests/maxtext/requirements.txt
 	$(MAXTEXT) -m pip install --quiet --no-deps maxtext==0.2.5
 	$(MAXTEXT) -m pytest -q -W ignore tests/maxtext
 

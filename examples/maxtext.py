@@ -1,14 +1,7 @@
-"""Trains a model of MaxText as a pipeline, with its configuration, data and checkpoints.
-
-    DECOUPLE_GCLOUD=TRUE JAX_NUM_CPU_DEVICES=2 python examples/maxtext.py CONFIG.yml \\
-        hardware=cpu ici_pipeline_parallelism=2 gradient_accumulation_steps=8 key=value ...
-
-MaxText's trainer runs on the mesh of one rank, with `mpmd_jit_with_loop` for its `jax.jit` and
-`treduce` for the scan that accumulates gradients. `ici_pipeline_parallelism` ranks share the
-devices, and each rank has `num_pipeline_repeats` stages, which end after layers.
-"""
+"""Trains a model of MaxText as a pipeline, as docs/compatibility.md describes."""
 
 import functools
+import os
 import sys
 from unittest.mock import patch
 
@@ -26,6 +19,8 @@ from maxtext.utils import maxtext_utils, train_utils
 import jaxpp.api as jaxpp
 
 logging.set_verbosity(logging.INFO)  # MaxText logs the losses
+if "JAX_COORDINATOR_ADDRESS" in os.environ:
+    jax.distributed.initialize()
 keys = dict(argument.split("=", 1) for argument in sys.argv[2:])
 ranks = int(keys.pop("ici_pipeline_parallelism", 1))
 stages = ranks * int(keys.pop("num_pipeline_repeats", 1))
@@ -35,6 +30,7 @@ config, recorder = train.initialize([*sys.argv[:2], *map("=".join, keys.items())
 meshes = [maxtext_utils.get_mesh_from_config(config, group) for group in groups]
 devices = np.concatenate([m.devices for m in meshes], meshes[0].axis_names.index("stage"))
 mesh = jaxpp.MpmdMesh(meshes[0].update(devices=devices), "stage")
+own_mesh = meshes[jax.process_index() * ranks // jax.process_count()]
 schedule = jaxpp.Interleaved1F1B(stages, ranks) if stages > ranks else jaxpp.Std1F1B(ranks)
 plain_scan, gradients = jax.lax.scan, train.gradient_accumulation_loss_and_grad
 apply_scanned, init_layers = Decoder._apply_layers_sequentially, Decoder._init_sequential_layers
@@ -93,8 +89,11 @@ def init_in_stages(decoder, *args):
 
 Decoder._apply_layers_sequentially = apply_in_stages
 Decoder._init_sequential_layers = init_in_stages
-maxtext_utils.get_mesh_from_config = lambda *_: meshes[0]
-jit = functools.partial(jaxpp.mpmd_jit_with_loop, mpmd_mesh=mesh)
+maxtext_utils.get_mesh_from_config = lambda *_: own_mesh
+metrics = jaxpp.MpmdSharding(mesh, range(ranks), jax.sharding.PartitionSpec())
+jit = lambda step, out_shardings, **options: jaxpp.mpmd_jit_with_loop(  # noqa: E731
+    step, mesh, out_shardings=(out_shardings[0], metrics), **options
+)
 train_utils.jit_train_step = patch.object(jax, "jit", jit)(train_utils.jit_train_step)
 train.gradient_accumulation_loss_and_grad = patch.object(jax.lax, "scan", accumulate)(gradients)
 train.run(config, recorder)

@@ -38,7 +38,7 @@ GEMMA = ["model_name=gemma3-4b", "base_num_decoder_layers=14", "sliding_window_s
 
 
 def train(folder: pathlib.Path, devices: int, script: list[str], *keys: str) -> list[float]:
-    """The losses of the steps that the script trains."""
+    """The losses of the steps that the script trains with this many devices per process."""
     spec = importlib.util.find_spec("maxtext")
     assert spec and spec.origin
     config = pathlib.Path(spec.origin).parent / "configs" / "base.yml"
@@ -47,7 +47,7 @@ def train(folder: pathlib.Path, devices: int, script: list[str], *keys: str) -> 
     given = dict(key.split("=", 1) for key in [*COMMON, "enable_checkpointing=False", *keys])
     given |= {"base_output_directory": str(folder), "metrics_file": str(metrics)}
     done = subprocess.run(
-        [sys.executable, *script, config, *map("=".join, given.items())],
+        [*script, config, *map("=".join, given.items())],
         env={
             **os.environ,
             "DECOUPLE_GCLOUD": "TRUE",
@@ -63,11 +63,12 @@ def train(folder: pathlib.Path, devices: int, script: list[str], *keys: str) -> 
 
 
 def train_plain(folder: pathlib.Path, devices: int, *keys: str) -> list[float]:
-    return train(folder, devices, ["-m", "maxtext.trainers.pre_train.train"], *keys)
+    script = [sys.executable, "-m", "maxtext.trainers.pre_train.train"]
+    return train(folder, devices, script, *keys)
 
 
 def train_pipelined(folder: pathlib.Path, ranks: int, devices: int, *keys: str) -> list[float]:
-    script = [str(ROOT / "examples" / "maxtext.py")]
+    script = [sys.executable, str(ROOT / "examples" / "maxtext.py")]
     return train(folder, ranks * devices, script, f"ici_pipeline_parallelism={ranks}", *keys)
 
 
@@ -105,3 +106,17 @@ def test_resumes_from_its_checkpoint(tmp_path: pathlib.Path) -> None:
     first = train_pipelined(tmp_path, 2, 1, *keys, "steps=6")
     rest = train_pipelined(tmp_path, 2, 1, *keys, f"steps={STEPS}")
     assert [*first, *rest] == straight
+
+
+def test_several_processes(tmp_path: pathlib.Path) -> None:
+    """A process for each rank; the first one's metrics are compared."""
+    plain = train_plain(tmp_path, 1, *LLAMA, f"steps={STEPS}")
+    script = tmp_path / "train"
+    script.write_text(
+        f'[ "$OMPI_COMM_WORLD_RANK" = 0 ] || set -- "$@" metrics_file={tmp_path / "others"}\n'
+        f'exec {sys.executable} {ROOT / "examples" / "maxtext.py"} "$@"\n'
+    )
+    command = str(pathlib.Path(sys.executable).with_name("jaxpp"))
+    launch = [command, "launch", "-n", "2", "--", "sh", str(script)]
+    keys = [*LLAMA, f"steps={STEPS}", "ici_pipeline_parallelism=2"]
+    assert train(tmp_path, 1, launch, *keys) == pytest.approx(plain, rel=5e-7)
