@@ -49,8 +49,8 @@ typedef struct jpp_task {
   // The first task with the same ops, inputs and outputs, of the lowest rank that runs
   // them; its own id if there is no other. Such tasks donate the same inputs.
   uint32_t repeats;
-  // The task that must follow this one directly wherever a schedule runs the stage;
-  // JPP_NONE: none.
+  // The task that must follow this one directly, in a loop wherever a schedule runs the
+  // stage; JPP_NONE: none.
   uint32_t next_part;
   // The task with the same ops on operands of the same types whose module this task
   // shares, provided that both can donate the same inputs; JPP_NONE: none known.

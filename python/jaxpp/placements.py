@@ -35,10 +35,15 @@ __all__ = [
 
 def physical_type(aval: Any) -> tuple[str, tuple[int, ...]]:
     """The element type and shape in which a value is stored."""
-    if jnp.issubdtype(aval.dtype, jax.dtypes.prng_key):
-        data = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(aval.shape, aval.dtype))
+    return _stored_type(aval.dtype, tuple(aval.shape))
+
+
+@functools.lru_cache(maxsize=4096)
+def _stored_type(dtype: Any, shape: tuple[int, ...]) -> tuple[str, tuple[int, ...]]:
+    if jnp.issubdtype(dtype, jax.dtypes.prng_key):
+        data = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(shape, dtype))
         return str(data.dtype), tuple(data.shape)
-    return str(aval.dtype), tuple(aval.shape)
+    return str(dtype), shape
 
 
 def _plain_aval(aval: Any) -> Any:

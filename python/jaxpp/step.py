@@ -16,7 +16,7 @@ import numpy as np
 
 from jaxpp import _core
 from jaxpp.array import MpmdArray
-from jaxpp.client.devices import devices_for
+from jaxpp.client.devices import begin_devices, devices_for
 from jaxpp.errors import (
     make_error,
     shorten,
@@ -119,9 +119,9 @@ class MpmdFunction:
             _log.debug(
                 "%s: new shapes, dtypes, statics or settings of JAX: tracing again", self._fun
             )
+        devices = begin_devices(self._options.mesh, self._options.plugin)
         traced = traced or self._trace(call)
-        devices = devices_for(self._options.mesh, self._options.plugin)
-        return CompiledStep(traced, devices, self._options)
+        return CompiledStep(traced, devices(), self._options)
 
     def _trace(self, call: Call) -> Traced:
         def measure(trial: Traced) -> list[Any]:

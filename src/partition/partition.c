@@ -155,6 +155,7 @@ static jpp_status_t* run_passes(jpp_partitioner_t* p, jpp_staged_t* staged) {
   JPP_RETURN_IF_ERROR(jpp__partition_share_stages(p));
   JPP_RETURN_IF_ERROR(jpp__partition_place(p));
   JPP_RETURN_IF_ERROR(jpp__partition_make_outer_tasks(p));
+  JPP_RETURN_IF_ERROR(jpp__partition_share_outer(p));
   JPP_RETURN_IF_ERROR(jpp__partition_find_outputs(p));
   return fill_staged(p, staged);
 }

@@ -85,6 +85,8 @@ jpp_status_t* jpp__partition_reduce(jpp_partitioner_t* p, uint32_t loop) JPP_MUS
 jpp_status_t* jpp__partition_fill_tasks(jpp_partitioner_t* p) JPP_MUST_USE;
 // share.c: divides stage tasks so that one part equals another stage's task.
 jpp_status_t* jpp__partition_share_stages(jpp_partitioner_t* p) JPP_MUST_USE;
+// share.c: the same for tasks outside the loops.
+jpp_status_t* jpp__partition_share_outer(jpp_partitioner_t* p) JPP_MUST_USE;
 // place.c: decides the ranks and the phase of every op outside the loops.
 jpp_status_t* jpp__partition_place(jpp_partitioner_t* p) JPP_MUST_USE;
 // outer.c: decides levels, and creates the tasks outside the loops.

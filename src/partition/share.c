@@ -9,6 +9,10 @@
 // remaining ops run before the matching part or after it.
 //
 // The price is one or two more calls per microbatch, so small tasks are not divided.
+//
+// Tasks outside the loops that fill accumulators and make masks are divided in the same
+// way, by those of rank 1. There the price is one or two calls per step. Updates of
+// weights stay whole, because XLA rounds them differently in another module.
 #include <stdlib.h>
 
 #include "base/str.h"
@@ -20,6 +24,10 @@
 // compile.
 static const float kLeastCost = 1e7F;
 enum { kFewestOps = 8 };
+
+// The smallest pattern outside the loops: filling this many bytes takes about as long as
+// a call.
+static const uint64_t kLeastBytes = 1 << 16;
 
 enum { PART_BEFORE = 1, PART_SHARED = 2, PART_AFTER = 4 };  // bits
 
@@ -39,6 +47,7 @@ typedef struct sharer {
   bool* leaves;        // [values] another part takes it from the shared part
   uint32_t* input_of;  // [values] the last part that got it as an input
   uint32_t num_parts;  // number of parts so far
+  bool outside;        // the tasks are outside the loops
   jpp_u32_vec_t ops, inputs;
 } sharer_t;
 
@@ -46,8 +55,10 @@ static const jpp_op_t* op_of(const sharer_t* s, const jpp_task_t* task, uint32_t
   return &s->p->ops.data[task->ops[at]];
 }
 
+// Whether each task that uses a cheap op runs it.
 static bool is_clone(const sharer_t* s, uint32_t op) {
-  return op < s->p->graph->num_ops && s->p->segment[op] == JPP_SEGMENT_CLONE;
+  return !s->outside && op < s->p->graph->num_ops &&
+         s->p->segment[op] == JPP_SEGMENT_CLONE;
 }
 
 // --- Hashes ---------------------------------------------------------------------------
@@ -435,12 +446,16 @@ static jpp_status_t* share_with(sharer_t* s, uint32_t pattern_id, uint32_t id) {
   return status;
 }
 
-static bool is_worth_sharing(const sharer_t* s, const jpp_task_t* pattern) {
-  if (pattern->cost < kLeastCost || pattern->num_ops < kFewestOps) return false;
-  for (uint32_t i = 0; i < pattern->num_ops; ++i) {
-    if (!code_of(s, op_of(s, pattern, i))) return false;
+static bool has_known_ops(const sharer_t* s, const jpp_task_t* task) {
+  for (uint32_t i = 0; i < task->num_ops; ++i) {
+    if (!code_of(s, op_of(s, task, i))) return false;
   }
   return true;
+}
+
+static bool is_worth_sharing(const sharer_t* s, const jpp_task_t* pattern) {
+  if (pattern->cost < kLeastCost || pattern->num_ops < kFewestOps) return false;
+  return has_known_ops(s, pattern);
 }
 
 static jpp_status_t* share_tasks(sharer_t* s, const uint32_t* tasks, uint32_t stages) {
@@ -454,7 +469,7 @@ static jpp_status_t* share_tasks(sharer_t* s, const uint32_t* tasks, uint32_t st
   return NULL;
 }
 
-static jpp_status_t* share_stages(sharer_t* s) {
+static jpp_status_t* prepare_sharer(sharer_t* s) {
   const jpp_partitioner_t* p = s->p;
   jpp_arena_t* scratch = &s->p->scratch;
   size_t values = p->values.count, ops = p->ops.count;
@@ -470,6 +485,12 @@ static jpp_status_t* share_stages(sharer_t* s) {
     const jpp_task_t* task = &p->tasks.data[t];
     for (uint32_t i = 0; i < task->num_inputs; ++i) s->taken[task->inputs[i]] = true;
   }
+  return NULL;
+}
+
+static jpp_status_t* share_stages(sharer_t* s) {
+  const jpp_partitioner_t* p = s->p;
+  JPP_RETURN_IF_ERROR(prepare_sharer(s));
   for (uint32_t l = 0; l < p->graph->num_loops; ++l) {
     const jpp_staged_loop_t* loop = &p->loops[l];
     JPP_RETURN_IF_ERROR(share_tasks(s, loop->forward, loop->stages));
@@ -479,10 +500,92 @@ static jpp_status_t* share_stages(sharer_t* s) {
   return NULL;
 }
 
+// --- Outside the loops ----------------------------------------------------------------
+
+// Whether the ops only fill states, or compute integers and booleans: they have the same
+// bits in every module.
+static bool is_exact(const sharer_t* s, const jpp_task_t* task) {
+  for (uint32_t i = 0; i < task->num_ops; ++i) {
+    const jpp_op_t* op = op_of(s, task, i);
+    for (uint32_t k = 0; k < op->num_outputs && op->kind != JPP_OP_INIT; ++k) {
+      uint8_t dtype = s->p->values.data[op->first_output + k].type.dtype;
+      if (dtype < JPP_DTYPE_BOOL || dtype > JPP_DTYPE_U64) return false;
+    }
+  }
+  return true;
+}
+
+// Marks the exact tasks outside the loops that one rank alone runs: what each op computes
+// is known, and no other task computes it again.
+static jpp_status_t* find_own_tasks(const sharer_t* s, bool** out_own) {
+  const jpp_partitioner_t* p = s->p;
+  uint32_t* task_of = NULL;  // [ops] the first task that runs it
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&s->p->scratch, p->tasks.count, out_own));
+  JPP_RETURN_IF_ERROR(jpp__ids_create(&s->p->scratch, p->ops.count, &task_of));
+  for (uint32_t t = 0; t < p->tasks.count; ++t) {
+    const jpp_task_t* task = &p->tasks.data[t];
+    if (task->kind != JPP_TASK_OUTER) continue;
+    (*out_own)[t] = has_known_ops(s, task) && is_exact(s, task);
+    for (uint32_t i = 0; i < task->num_ops; ++i) {
+      uint32_t* first = &task_of[task->ops[i]];
+      if (*first == JPP_NONE) *first = t;
+      if (*first != t) (*out_own)[t] = (*out_own)[*first] = false;
+    }
+  }
+  return NULL;
+}
+
+static uint64_t bytes_made(const sharer_t* s, const jpp_task_t* task) {
+  uint64_t bytes = 0;
+  for (uint32_t i = 0; i < task->num_ops; ++i) {
+    const jpp_op_t* op = op_of(s, task, i);
+    for (uint32_t k = 0; k < op->num_outputs; ++k) {
+      uint32_t value = op->first_output + k;
+      if (s->taken[value]) bytes += jpp_type_bytes(&s->p->values.data[value].type);
+    }
+  }
+  return bytes;
+}
+
+static jpp_status_t* share_outer(sharer_t* s) {
+  const jpp_partitioner_t* p = s->p;
+  if (p->options->ranks < 3) return NULL;
+  bool* own = NULL;
+  JPP_RETURN_IF_ERROR(prepare_sharer(s));
+  JPP_RETURN_IF_ERROR(find_own_tasks(s, &own));
+  for (size_t i = 0; i < p->accumulators.count; ++i) {
+    s->taken[p->accumulators.data[i].init] = true;
+  }
+  for (uint32_t i = 0; i < p->graph->num_outputs; ++i) {
+    s->taken[p->alias[p->graph->outputs[i].value]] = true;
+  }
+  uint32_t count = (uint32_t)p->tasks.count;
+  for (uint32_t a = 0; a < count; ++a) {
+    const jpp_task_t pattern = p->tasks.data[a];
+    if (!own[a] || pattern.rank != 1 || bytes_made(s, &pattern) < kLeastBytes) continue;
+    for (uint32_t t = 0; t < count; ++t) {
+      const jpp_task_t* task = &p->tasks.data[t];
+      bool whole = task->next_part == JPP_NONE && task->pattern == JPP_NONE;
+      if (!own[t] || !whole || task->rank == 1 || task->phase != pattern.phase) continue;
+      JPP_RETURN_IF_ERROR(share_with(s, a, t));
+    }
+  }
+  return NULL;
+}
+
+static jpp_status_t* share(sharer_t* s, jpp_status_t* (*share_some)(sharer_t* s)) {
+  jpp_status_t* status = share_some(s);
+  jpp_vec_deinit(&s->ops);
+  jpp_vec_deinit(&s->inputs);
+  return status;
+}
+
 jpp_status_t* jpp__partition_share_stages(jpp_partitioner_t* p) {
   sharer_t sharer = {.p = p};
-  jpp_status_t* status = share_stages(&sharer);
-  jpp_vec_deinit(&sharer.ops);
-  jpp_vec_deinit(&sharer.inputs);
-  return status;
+  return share(&sharer, share_stages);
+}
+
+jpp_status_t* jpp__partition_share_outer(jpp_partitioner_t* p) {
+  sharer_t sharer = {.p = p, .outside = true};
+  return share(&sharer, share_outer);
 }

@@ -162,22 +162,39 @@ static jpp_status_t* order_loop(jpp_program_builder_t* b, uint32_t loop) {
   return status;
 }
 
-// The partition lists the tasks outside the loops in an order in which they can run.
-static jpp_status_t* order_phase(jpp_program_builder_t* b, uint32_t phase) {
+// The partition lists the tasks outside the loops in an order in which they can run,
+// except that a divided task runs where its first part is.
+static jpp_status_t* order_phase(jpp_program_builder_t* b, uint32_t phase,
+                                 const bool* is_later_part) {
+  const jpp_task_t* tasks = b->staged->tasks;
   for (uint32_t t = 0; t < b->staged->num_tasks; ++t) {
-    const jpp_task_t* task = &b->staged->tasks[t];
-    if (task->kind != JPP_TASK_OUTER || task->phase != phase) continue;
-    JPP_RETURN_IF_ERROR(push_event(b, t, JPP_NONE, false));
-    JPP_RETURN_IF_ERROR(push_event(b, t, JPP_NONE, true));
+    if (tasks[t].kind != JPP_TASK_OUTER || tasks[t].phase != phase) continue;
+    if (is_later_part[t]) continue;
+    for (uint32_t part = t; part != JPP_NONE; part = tasks[part].next_part) {
+      JPP_RETURN_IF_ERROR(push_event(b, part, JPP_NONE, false));
+      JPP_RETURN_IF_ERROR(push_event(b, part, JPP_NONE, true));
+    }
   }
   return NULL;
 }
 
-jpp_status_t* jpp__program_order(jpp_program_builder_t* b) {
+static jpp_status_t* order_all(jpp_program_builder_t* b, const bool* is_later_part) {
   uint32_t loops = b->staged->graph->num_loops;
   for (uint32_t loop = 0; loop < loops; ++loop) {
-    JPP_RETURN_IF_ERROR(order_phase(b, loop));
+    JPP_RETURN_IF_ERROR(order_phase(b, loop, is_later_part));
     JPP_RETURN_IF_ERROR(order_loop(b, loop));
   }
-  return order_phase(b, loops);
+  return order_phase(b, loops, is_later_part);
+}
+
+jpp_status_t* jpp__program_order(jpp_program_builder_t* b) {
+  bool* is_later_part = NULL;
+  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(b->staged->num_tasks, &is_later_part));
+  for (uint32_t t = 0; t < b->staged->num_tasks; ++t) {
+    uint32_t next = b->staged->tasks[t].next_part;
+    if (next != JPP_NONE) is_later_part[next] = true;
+  }
+  jpp_status_t* status = order_all(b, is_later_part);
+  jpp_free(is_later_part);
+  return status;
 }

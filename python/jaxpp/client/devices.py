@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import functools
 import json
 import os
+import threading
 import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -29,7 +31,14 @@ from jaxpp.plan.costs import Collectives
 from jaxpp.plan.planning import Planned
 from jaxpp.trace.call import Options
 
-__all__ = ["LocalDevices", "NodeDevices", "StepDevices", "client_of", "devices_for"]
+__all__ = [
+    "LocalDevices",
+    "NodeDevices",
+    "StepDevices",
+    "begin_devices",
+    "client_of",
+    "devices_for",
+]
 
 
 class StepDevices(Devices):
@@ -276,7 +285,22 @@ def devices_for(mesh: MpmdMesh, plugin: str | None) -> StepDevices:
     local = [_local_id(d) for d in mesh.jax_mesh.local_devices]
     on_cpu = first.platform == "cpu"
     cpu_devices = max([*local, len(jax.local_devices(backend="cpu")) - 1]) + 1 if on_cpu else 0
-    return _devices(client_of(path, cpu_devices), mesh)
+    with _creating:
+        return _devices(client_of(path, cpu_devices), mesh)
+
+
+_creating = threading.Lock()  # the caches alone would let two threads create a client each
+
+
+def begin_devices(mesh: MpmdMesh, plugin: str | None) -> Callable[[], StepDevices]:
+    """A function that returns `devices_for` these arguments. If no other process has to take
+    part, a thread already loads the plugin, which takes more than ten milliseconds."""
+    if mesh.workers is not None or jax.process_count() > 1:
+        return functools.partial(devices_for, mesh, plugin)
+    pool = concurrent.futures.ThreadPoolExecutor(1)
+    found = pool.submit(devices_for, mesh, plugin)
+    pool.shutdown(wait=False)
+    return found.result
 
 
 _processes_of = functools.cache(processes_of)

@@ -14,7 +14,7 @@ from jax.sharding import NamedSharding
 from jaxpp import _core
 from jaxpp.jax_internals.arrays import explicit_sharding
 from jaxpp.jax_internals.context import context_mesh
-from jaxpp.jax_internals.modules import LoweredModule
+from jaxpp.jax_internals.modules import LoweredModule, SharedContext
 from jaxpp.lower.callbacks import Callback, Function, redirect_callbacks
 from jaxpp.mesh import MpmdMesh
 from jaxpp.operations import accumulate
@@ -63,6 +63,7 @@ class TaskLowerer:
         # The planner's own values have the types of the graph values that they are parts of.
         self.avals: list[Any] = [graph.avals.get(origin) for origin in staged.origins()]
         self._cache: dict[Any, LoweredTask] = {}
+        self._context = SharedContext()
 
     # --- Evaluating a task ---
 
@@ -206,7 +207,7 @@ class TaskLowerer:
             options["in_shardings"] = tuple(shardings)
             options["out_shardings"] = self._shardings(task.outputs)
         function = jax.jit(self._task_function(task), keep_unused=True, **options)
-        with context_mesh(mesh):
+        with context_mesh(mesh), self._context.used():
             traced = function.trace(*structs)
             module = LoweredModule(traced.lower(lowering_platforms=(self.platform,)))
         self._keep_partial(task, module)

@@ -11,6 +11,7 @@ from jax.sharding import Sharding
 from jaxpp.errors import make_error
 from jaxpp.jax_internals.client import host_call_targets
 from jaxpp.jax_internals.jaxprs import is_ordered
+from jaxpp.jax_internals.lines import user_line
 from jaxpp.mesh import memory_of
 from jaxpp.trace.memories import is_in_host_memory
 
@@ -19,7 +20,7 @@ __all__ = ["check_equation"]
 _CALLBACKS = {"debug_callback", "debug_print", "io_callback", "pure_callback"}
 
 
-def _check_callback(eqn: JaxprEqn, where: str | None) -> None:
+def _check_callback(eqn: JaxprEqn, outer: JaxprEqn) -> None:
     """Refuses a callback that is ordered or runs once per shard ("unsupported")."""
     if eqn.primitive.name not in _CALLBACKS:
         return
@@ -31,10 +32,10 @@ def _check_callback(eqn: JaxprEqn, where: str | None) -> None:
         if given:
             raise make_error(
                 "unsupported",
-                f"{eqn.primitive.name} at {where}: expected {option}=False, found True. Tasks "
-                "of several ranks run concurrently, each on all devices of its rank, so "
-                "output cannot be ordered: print the microbatch or stage to identify each "
-                "line",
+                f"{eqn.primitive.name} at {user_line(outer)}: expected {option}=False, found "
+                "True. Tasks of several ranks run concurrently, each on all devices of its "
+                "rank, so output cannot be ordered: print the microbatch or stage to identify "
+                "each line",
             )
 
 
@@ -48,16 +49,19 @@ def _equations(eqn: JaxprEqn) -> Iterator[JaxprEqn]:
                 yield from _equations(each)
 
 
-def _check_memory(eqn: JaxprEqn, where: str | None, inside: str | None) -> None:
+def _check_memory(eqn: JaxprEqn, outer: JaxprEqn) -> None:
     """Refuses values in host memory, which tasks neither compute nor move: only equations
-    at the top level of the step or of its loop can move them. `inside`: the equation that
-    contains this one, if any."""
+    at the top level of the step or of its loop can move them."""
     name = eqn.primitive.name
+    inside = None if eqn is outer else outer.primitive.name
     for given in (eqn.params.get("sharding"), *eqn.params.get("devices", ())):
-        if isinstance(given, Sharding) and memory_of(given, f"{name} at {where}") != "device":
+        if not isinstance(given, Sharding):
+            continue
+        where = f"{name} at {user_line(outer)}"
+        if memory_of(given, where) != "device":
             raise make_error(
                 "unsupported",
-                f"{name} at {where}: expected memory_kind='device' or None"
+                f"{where}: expected memory_kind='device' or None"
                 + (f" inside {inside}" if inside else "; jax.device_put moves between memories")
                 + f", found memory_kind={given.memory_kind!r}",
             )
@@ -67,14 +71,14 @@ def _check_memory(eqn: JaxprEqn, where: str | None, inside: str | None) -> None:
         place = f"{name} inside {inside}" if inside else name
         raise make_error(
             "unsupported",
-            f"{place} at {where}: expected values in device memory, where tasks compute, found "
-            f"{found.str_short()}; move them to the devices before it, with "
+            f"{place} at {user_line(outer)}: expected values in device memory, where tasks "
+            f"compute, found {found.str_short()}; move them to the devices before it, with "
             "jax.device_put(x, jax.memory.Space.Device), and back after it"
             + (f", both outside {inside}" if inside else ""),
         )
 
 
-def check_equation(eqn: JaxprEqn, where: str | None) -> None:
+def check_equation(eqn: JaxprEqn) -> None:
     """Refuses an equation that no plugin of this library can run.
 
     Raises:
@@ -84,12 +88,13 @@ def check_equation(eqn: JaxprEqn, where: str | None) -> None:
     """
     first, *inner = _equations(eqn)
     for each in (*inner, first):
-        _check_memory(each, where, None if each is eqn else eqn.primitive.name)
-        _check_callback(each, where)
+        _check_memory(each, eqn)
+        _check_callback(each, eqn)
         target = each.params.get("target_name") if each.primitive.name == "ffi_call" else None
         if target is not None and target not in host_call_targets():
             raise make_error(
                 "unsupported",
-                f"custom call {target!r} at {where}: no handler of that name is registered "
-                "for the CPU; call jax.ffi.register_ffi_target before the step is compiled",
+                f"custom call {target!r} at {user_line(eqn)}: no handler of that name is "
+                "registered for the CPU; call jax.ffi.register_ffi_target before the step is "
+                "compiled",
             )

@@ -312,7 +312,7 @@ class _Builder:
             if eqn.primitive.name == "cond":
                 return self.add_conditional(eqn, operands)
             if eqn.primitive.name in ("scan", "while") and not eqn.effects:
-                check_equation(eqn, user_line(eqn))
+                check_equation(eqn)
                 return self.add_parts(eqn, operands, self.splitter.by_result(eqn))
         return self.add_call(eqn, operands)
 
@@ -371,7 +371,7 @@ class _Builder:
         if parts is None:
             return self.add_call(eqn, operands)
         self._refuse_hidden_marks(eqn)
-        check_equation(eqn, user_line(eqn))
+        check_equation(eqn)
         return self.add_parts(eqn, operands, parts, _core.FLAG_BACKWARD if backward else 0)
 
     def add_parts(
@@ -481,7 +481,7 @@ class _Builder:
         if is_move(eqn):
             return self.add_move(eqn, operands)
         self._refuse_hidden_marks(eqn)
-        check_equation(eqn, user_line(eqn))
+        check_equation(eqn)
         part = self.gathers is not None and self.gathers.is_part(eqn.primitive, operands)
         flags = _core.FLAG_CHEAP if part or self._is_cheap(eqn) else 0
         if self.is_backward(eqn):

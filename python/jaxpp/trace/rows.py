@@ -40,8 +40,39 @@ def constant(value: Any) -> np.ndarray | None:
     return np.asarray(value) if whole and np.size(value) <= _MOST_FOLDED else None
 
 
-def fold(eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any] | None:
-    """Evaluates an equation on small known integers; None if that is not possible."""
+# Operations on integers and booleans, elementwise, which numpy computes like JAX.
+_NUMPY: dict[str, Callable[..., Any]] = {
+    **{"add": np.add, "sub": np.subtract, "mul": np.multiply, "max": np.maximum},
+    **{"min": np.minimum, "lt": np.less, "le": np.less_equal, "gt": np.greater},
+    **{"ge": np.greater_equal, "eq": np.equal, "ne": np.not_equal, "not": np.invert},
+    **{"and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor},
+    "convert_element_type": np.asarray,
+}
+
+
+def _fold_in_numpy(eqn: JaxprEqn, operands: Sequence[Any]) -> np.ndarray | None:
+    """The result of an equation of a frequent kind; None for others."""
+    name, aval = eqn.primitive.name, eqn.outvars[0].aval
+    if name in _NUMPY:
+        with np.errstate(over="ignore"):
+            found = _NUMPY[name](*operands)
+    elif name == "select_n" and operands[0].dtype == bool and len(operands) == 3:
+        found = np.where(operands[0], operands[2], operands[1])
+    elif name == "broadcast_in_dim" and len(operands) == 1:
+        shape = np.ones(len(aval.shape), int)
+        shape[list(eqn.params["broadcast_dimensions"])] = operands[0].shape
+        found = operands[0].reshape(shape)
+    else:
+        return None
+    return np.broadcast_to(found, aval.shape).astype(aval.dtype)
+
+
+def fold(eqn: JaxprEqn, operands: Sequence[Any], in_numpy: bool = False) -> list[Any] | None:
+    """Evaluates an equation on small known integers; None if that is not possible.
+
+    `in_numpy`: only the values matter, not JAX's weak types; JAX compiles a program for each
+    new equation that it evaluates.
+    """
     outs = [v.aval for v in eqn.outvars]
     counts = all(
         hasattr(a, "dtype")
@@ -52,8 +83,12 @@ def fold(eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any] | None:
     )
     if not operands or not outs or not counts or eqn.effects:
         return None
-    if any(constant(o) is None for o in operands):
+    known = [constant(o) for o in operands]
+    if any(value is None for value in known):
         return None
+    found = _fold_in_numpy(eqn, known) if in_numpy else None
+    if found is not None:
+        return [found]
     with jax.ensure_compile_time_eval():
         return bind(eqn.primitive, eqn.params, operands)
 

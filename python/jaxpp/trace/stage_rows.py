@@ -252,7 +252,7 @@ class _StageFinder:
     def _follow(self, eqn: JaxprEqn, found: list[Any]) -> list[Any] | None:
         views = [f for f in found if isinstance(f, _View | _Unknown)]
         if not views:
-            return fold(eqn, found)
+            return fold(eqn, found, in_numpy=True)
         if is_move(eqn):
             return found
         name, known = eqn.primitive.name, all(isinstance(v, _View) for v in views)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -18,7 +19,11 @@ def bytes_of(aval: Any) -> int:
     """The bytes of an abstract value; 0 for one without a shape."""
     if not hasattr(aval, "shape"):
         return 0
-    dtype, shape = physical_type(aval)
+    return _bytes_of_type(*physical_type(aval))
+
+
+@functools.lru_cache(maxsize=4096)
+def _bytes_of_type(dtype: str, shape: tuple[int, ...]) -> int:
     return math.prod(shape) * jnp.dtype(dtype).itemsize
 
 

@@ -107,7 +107,9 @@ def modules_of(problem: Problem) -> dict[str, int]:
     [
         (decoder, ["fwd_0_part2", "fwd_1", "fwd_2", "fwd_3"]),
         (decoder, ["bwd_0", "bwd_1", "bwd_2", "bwd_3_part2"]),
+        (decoder, ["before_loop_0_0_part2", "before_loop_0_1", "before_loop_0_2"]),
         (residual, ["fwd_0_part2", "fwd_1", "fwd_2", "fwd_3"]),
+        (residual, ["before_loop_0_0", "before_loop_0_1", "before_loop_0_3_part2"]),
     ],
 )
 def test_what_all_stages_have_is_one_module(problem: Any, shared: list[str]) -> None:
