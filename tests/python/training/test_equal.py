@@ -123,10 +123,11 @@ def test_dropout_with_a_key_per_microbatch(any_mesh4):
 @pytest.mark.parametrize("name", ["1f1b", "gpipe"])
 def test_global_norm_clipping(name, any_mesh4):
     problem = models.transformer(stages=4, blocks=4, microbatches=4)
-    problem.optimizer = optax.chain(optax.clip_by_global_norm(0.1), optax.adam(1e-2))
-    # Compiled with LLVM's optimisation, without which Adam magnifies the rounding of the norm
-    # beyond the tolerance.
-    assert_trains_equal(problem, SCHEDULES[name](4, 4), any_mesh4, compiler_options=None)
+    # Not Adam, which would magnify the rounding of gradients near zero to full steps.
+    problem.optimizer = optax.chain(
+        optax.clip_by_global_norm(0.1), optax.sgd(1.0, momentum=0.9)
+    )
+    assert_trains_equal(problem, SCHEDULES[name](4, 4), any_mesh4)
 
 
 def test_bf16_compute_with_fp32_master_weights(any_mesh4):
