@@ -561,6 +561,7 @@ class Plan:
         costs: Sequence[_Costs],
         memory_limits: _Limits | None,
         seconds: float,
+        offload: bool,
         /,
     ) -> SearchResult: ...
     def predict(

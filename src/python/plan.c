@@ -460,11 +460,13 @@ static PyObject* plan_search(PyObject* object, PyObject* args) {
   PyObject *graph = NULL, *list = NULL, *costs = NULL, *limits = NULL;
   jpp_advise_search_t step = {.like = plan_of(object)};
   double seconds = 0;
-  if (!PyArg_ParseTuple(args, "O!O&OOOd", jpp_py_types.graph, &graph,
+  int offload = 0;
+  if (!PyArg_ParseTuple(args, "O!O&OOOdp", jpp_py_types.graph, &graph,
                         jpp_py_u32_converter, &step.loop, &list, &costs, &limits,
-                        &seconds)) {
+                        &seconds, &offload)) {
     return NULL;
   }
+  step.offload = offload;
   step.graph = ((jpp_py_graph_t*)graph)->graph;
   if (!check_like(&step)) return NULL;
   const jpp_schedule_t** schedules = NULL;
@@ -545,7 +547,8 @@ static PyMethodDef kMethods[] = {
      "The costs of a step: (tasks, FLOPs, peak bytes, peak host bytes) for each rank, "
      "(src, dst, messages, bytes) for each link, the given collectives, and a table."},
     {"search", plan_search, METH_VARARGS,
-     "search($self, graph, loop, schedules, costs, memory_limits, seconds, /)\n--\n\n"
+     "search($self, graph, loop, schedules, costs, memory_limits, seconds, offload, "
+     "/)\n--\n\n"
      "Searches for a schedule for a loop of the graph, with this plan's sizes of "
      "values."},
     {"predict", jpp_py_plan_predict, METH_VARARGS,

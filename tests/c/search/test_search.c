@@ -129,7 +129,7 @@ static void assert_offloads(double host_bandwidth, double seconds, double longes
   jpp_schedule_destroy(result.schedule);
 }
 
-// PipeOffload (arXiv 2503.01328) and OptPipe (2510.05186): with half the memory, a step
+// As in PipeOffload (arXiv 2503.01328): with half the memory, a step
 // takes hardly longer if the links carry the activations of a microbatch in its 3 units.
 static void test_half_the_memory_costs_little_time(void** state) {
   (void)state;
