@@ -5,6 +5,10 @@
 // result is proved and simulated, and never longer than the best built-in schedule that
 // fits.
 //
+// If the sizes that this takes are known, ranks on which a schedule's activations exceed
+// the limit can leave theirs on the host or recompute them (simulate.h): every schedule
+// is tried both ways, and the shortest one that fits wins.
+//
 // Threads: any thread, several searches at once. A search runs on its caller's thread and
 // calls back on it.
 #ifndef JAXPP_SEARCH_H_
@@ -41,6 +45,10 @@ typedef struct jpp_search_options {
   // schedules; its error ends the search.
   jpp_status_t* (*poll)(void* context);
   void* context;  // of all three callbacks
+  // As in jpp_simulate_options_t. With 0, activations are not recomputed or, for the
+  // bandwidth, not offloaded.
+  uint64_t input_bytes;
+  double host_bandwidth;
 } jpp_search_options_t;
 
 typedef struct jpp_search_result {
@@ -52,9 +60,15 @@ typedef struct jpp_search_result {
   // before it; a microbatch's path through all stages and back.
   double bound;
   uint64_t tried;
+  // Of the ranks that would keep more than the limit; kept if there are none.
+  jpp_activations_t activations;
+  // The shortest makespans found if all ranks keep their activations, and if those which
+  // cannot offload or recompute them; 0: none fits, or not tried. `accept` is not asked.
+  double makespans[JPP_ACTIVATIONS_COUNT];
 } jpp_search_result_t;
 
-// JPP_INVALID_ARGUMENT for sizes of 0, and for invalid costs, latency or seconds.
+// JPP_INVALID_ARGUMENT for sizes of 0, for invalid costs, latency, seconds or bandwidth,
+// and for input_bytes above activation_bytes.
 // JPP_OUT_OF_MEMORY if the limit does not even hold one microbatch at a time, or `accept`
 // accepted no schedule.
 JPP_API jpp_status_t* jpp_schedule_search(const jpp_search_options_t* options,

@@ -14,12 +14,33 @@
 // waits for its stream and for what it needs, on its own rank too, but not for tasks
 // before it in the list that run on other streams.
 //
+// Activations can wait for their backward on the host. A rank then has a link to the host
+// and one back, and each carries the activations of one stage and microbatch at a time:
+// out in the order of the list's forwards, as soon as each has ended; back in the order
+// of its backwards, as soon as the device has room. Room is given out in the order of the
+// list, to a forward for what it makes and to a backward for what comes back; a forward
+// waits for room, a backward until its activations are back. The backward of the last
+// stage follows its forward at once, so its activations stay, as in plans that offload
+// (plan.h). Or they can be recomputed: a stage keeps its input only, and its forward runs
+// again as part of its backward.
+//
 // Threads: any thread, several at once, also on the same schedule or simulation, which
 // are only read; destroy a simulation when no thread reads it.
 #ifndef JAXPP_SIMULATE_H_
 #define JAXPP_SIMULATE_H_
 
 #include "jaxpp/schedule.h"
+
+// Where the activations of a stage and microbatch are between forward and backward.
+typedef enum jpp_activations {
+  JPP_ACTIVATIONS_KEPT,        // on the device
+  JPP_ACTIVATIONS_OFFLOADED,   // on the host
+  JPP_ACTIVATIONS_RECOMPUTED,  // nowhere, except for the stage's input
+  JPP_ACTIVATIONS_COUNT,
+} jpp_activations_t;
+
+// "kept", "offloaded", "recomputed"; lifetime static. NULL for an unknown value.
+JPP_API const char* jpp_activations_name(jpp_activations_t activations);
 
 typedef struct jpp_simulate_options {
   size_t struct_size;             // sizeof(jpp_simulate_options_t)
@@ -33,6 +54,14 @@ typedef struct jpp_simulate_options {
   // Ranks update when their own gradients are ready, instead of all together; the next
   // step follows at once (post-validation, arXiv 2401.10241, section 4).
   bool optimizer_free;
+  // Of the ranks that would keep more than the limit; all others keep theirs. Schedules
+  // without backwards keep nothing.
+  jpp_activations_t activations;
+  uint64_t memory_limit;      // for the activations of a rank, bytes; 0: none, and
+                              // `activations` is for all ranks
+  uint64_t activation_bytes;  // of one stage and microbatch; 0: 1
+  uint64_t input_bytes;       // of these, a stage's input
+  double host_bandwidth;      // bytes per unit of time, each way; 0: moves take no time
 } jpp_simulate_options_t;
 
 typedef struct jpp_simulated_rank {
@@ -40,17 +69,18 @@ typedef struct jpp_simulated_rank {
                  // least one runs
   double begin;  // of its first task
   double end;    // of its last task
-  // Largest number of microbatches whose activations it keeps; a stage of a rank with v
-  // stages counts 1 / v, and a BWD or BWD_W frees its activations. With forwards only: 1
-  // / v.
+  // Largest number of microbatches whose activations it keeps on its device; a stage of a
+  // rank with v stages counts 1 / v, and a BWD or BWD_W frees its activations. With
+  // forwards only: 1 / v. Activations on their way to the host or back count as well;
+  // recomputed ones count as the share of the stage's input until the backward starts.
   double peak;
-  // Entry of the row: the forward at which the peak is first reached.
+  // Entry of the row: the task for which the peak is first reached.
   uint32_t peak_entry;
 } jpp_simulated_rank_t;
 
 typedef struct jpp_simulation {
   const jpp_schedule_t* schedule;     // borrowed
-  const jpp_cost_t* stage_costs;      // [stages]
+  const jpp_cost_t* stage_costs;      // [stages] with what is run again
   const jpp_simulated_rank_t* ranks;  // [ranks]
   const double* const* starts;        // [ranks][row count]; idle entries: the one before
   uint32_t streams;
@@ -62,11 +92,20 @@ typedef struct jpp_simulation {
   double utilisation;    // all work / (ranks * makespan)
   double step;  // time from step to step: makespan + optimizer or, with optimizer_free,
                 // the longest time of a rank from begin to end + optimizer
+  const jpp_activations_t* activations;  // [ranks]
+  // [ranks] as `peak`, of what is on the host, or on its way there or back.
+  const double* host_peaks;
+  // [ranks][row count]; NULL for a rank that does not offload. When the activations of a
+  // forward have arrived on the host, and when those of a BWD or BWD_I begin to come
+  // back. The last stage's do not move.
+  const double* const* moves;
 } jpp_simulation_t;
 
-// Fails as jpp_schedule_verify() does; JPP_INVALID_ARGUMENT for an invalid time and for
-// too many streams. Time is linear in the tasks (with several streams, times their
-// number, plus a sort); memory is 8 bytes per task besides the index.
+// Fails as jpp_schedule_verify() does; JPP_INVALID_ARGUMENT for an invalid time, for
+// input_bytes above activation_bytes and for too many streams; JPP_SCHEDULE_ERROR if
+// a rank that offloads has no room for a task before its own later tasks make some. Time
+// is linear in the tasks (with several streams, times their number, plus a sort); memory
+// is 8 bytes per task besides the index.
 JPP_API jpp_status_t* jpp_schedule_simulate(
     const jpp_schedule_t* schedule, const jpp_simulate_options_t* options,
     jpp_simulation_t** out_simulation) JPP_MUST_USE;

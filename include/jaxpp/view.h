@@ -50,8 +50,8 @@ JPP_API jpp_status_t* jpp_schedule_draw(const jpp_schedule_t* schedule,
 
 //===-- Simulations ----------------------------------------------------------------===//
 
-// An object with makespan, bubble_global, bubble_span, step, peak_microbatches (a list),
-// utilisation and tasks.
+// An object with makespan, bubble_global, bubble_span, step, utilisation, tasks and, as
+// lists of the ranks, peak_microbatches, host_peak_microbatches and activations ("kept").
 JPP_API jpp_status_t* jpp_simulation_print_json(const jpp_simulation_t* simulation,
                                                 char** out_text) JPP_MUST_USE;
 // A summary of a few lines.

@@ -188,7 +188,20 @@ class RankSummary(structseq[Any], tuple[int, int, int, int]):
     def peak_host_bytes(self) -> int: ...
 
 @final
-class SearchResult(structseq[Any], tuple[Schedule, str, float, float, str | None, float, int]):
+class SearchResult(
+    structseq[Any],
+    tuple[
+        Schedule,
+        str,
+        float,
+        float,
+        str | None,
+        float,
+        int,
+        str,
+        tuple[float, float, float],
+    ],
+):
     __match_args__: Final = (
         "schedule",
         "name",
@@ -197,7 +210,13 @@ class SearchResult(structseq[Any], tuple[Schedule, str, float, float, str | None
         "built_in",
         "built_in_makespan",
         "tried",
+        "activations",
+        "makespans",
     )
+    @property
+    def activations(self) -> str: ...
+    @property
+    def makespans(self) -> tuple[float, float, float]: ...
     @property
     def schedule(self) -> Schedule: ...
     @property
@@ -492,8 +511,10 @@ class Schedule:
         memory_limit: int,
         activation_bytes: int,
         seconds: float,
+        input_bytes: int,
+        host_bandwidth: float,
         /,
-    ) -> Schedule: ...
+    ) -> SearchResult: ...
     def csv(self, communication: bool, /) -> str: ...
     def sizes(self, /) -> ScheduleSizes: ...
     def rows(self, /) -> list[list[ScheduleTask]]: ...
@@ -540,6 +561,7 @@ class Plan:
         costs: Sequence[_Costs],
         memory_limits: _Limits | None,
         seconds: float,
+        offload: bool,
         /,
     ) -> SearchResult: ...
     def predict(

@@ -589,6 +589,15 @@ class Searched(BaseSchedule):
       activation_bytes: the activations of one stage and microbatch.
       latency: the delay between a task's end and its use on another rank, in the unit of costs.
       seconds: the time limit of the search. Ctrl-C ends it.
+      host_bandwidth: bytes per unit of the costs that a rank moves to the host, and back; ranks
+        over the limit can then offload their activations. 0: they do not.
+      input_bytes: of the activations, a stage's input; ranks over the limit can then keep only
+        that and recompute the others. 0: they do not.
+
+    Attributes:
+      found: by the number of microbatches, what a search found: its `activations` are "kept",
+        "offloaded" (pass `offload=True` to the step) or "recomputed" (`jax.checkpoint`), and
+        its `makespans` are those of the three.
     """
 
     def __init__(
@@ -600,36 +609,44 @@ class Searched(BaseSchedule):
         activation_bytes: int = 1,
         latency: float = 0.0,
         seconds: float = 2.0,
+        host_bandwidth: float = 0.0,
+        input_bytes: int = 0,
     ) -> None:
         self._costs = _check_costs(costs)
         super().__init__(len(self._costs))
         self.mpmd_dim = check_count("Searched: mpmd_dim", mpmd_dim)
-        counts = {"memory_limit": memory_limit, "activation_bytes": activation_bytes}
+        counts = {
+            "memory_limit": memory_limit,
+            "activation_bytes": activation_bytes,
+            "input_bytes": input_bytes,
+        }
         for name, given in counts.items():
             if not isinstance(given, int) or not 0 <= given < 2**63:
                 raise make_error(
                     "schedule",
                     f"Searched: {name}={shorten(given)}; expected a number of bytes",
                 )
-        for name, time in {"latency": latency, "seconds": seconds}.items():
+        measures = {"latency": latency, "seconds": seconds, "host_bandwidth": host_bandwidth}
+        for name, time in measures.items():
             if not _is_time(time):
                 raise make_error(
                     "schedule",
                     f"Searched: {name}={shorten(time)}; expected a number of at least 0",
                 )
-        self._options = (latency, memory_limit, activation_bytes, seconds)
-        self._found: dict[int, _core.Schedule] = {}
+        limits = (memory_limit, activation_bytes, seconds, input_bytes)
+        self._options = (latency, *limits, host_bandwidth)
+        self.found: dict[int, _core.SearchResult] = {}
 
     def _parameters(self) -> tuple[Any, ...] | None:
         return tuple(self._costs), self.mpmd_dim, self._options
 
     def build(self, n_mubatches: int, mpmd_dim: int) -> _core.Schedule:
         _check_size("Searched", "ranks", self.mpmd_dim, mpmd_dim)
-        if n_mubatches not in self._found:
-            self._found[n_mubatches] = _core.Schedule.search(
+        if n_mubatches not in self.found:
+            self.found[n_mubatches] = _core.Schedule.search(
                 self.num_stages, mpmd_dim, n_mubatches, self._costs, *self._options
             )
-        return self._found[n_mubatches]
+        return self.found[n_mubatches].schedule
 
     def tasks(self, n_mubatches: int) -> list[list[Task | FusedTask | None]]:
         rows = self.build(n_mubatches, self.mpmd_dim).rows()

@@ -49,6 +49,7 @@ jpp_status_t* jpp__candidates_plan(const jpp_candidates_t* candidates,
   jpp_plan_options_t options = {.struct_size = sizeof(options),
                                 .ranks = candidates->ranks,
                                 .loops = sources,
+                                .offload = candidates->offload,
                                 .measure = measure_values,
                                 .context = (void*)candidates,
                                 .last = JPP_PART_PROGRAM};

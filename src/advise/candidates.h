@@ -9,6 +9,7 @@
 typedef struct jpp_candidates {
   const jpp_graph_t* graph;
   uint32_t ranks;
+  bool offload;  // activations; false at first
   const jpp_memory_limits_t* limits;
   // [graph values] on one device; 0: unknown.
   uint64_t* origin_bytes;

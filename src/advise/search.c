@@ -64,6 +64,7 @@ static jpp_status_t* search_under_limits(const jpp_advise_search_t* step, accept
   uint32_t loops = step->graph->num_loops;
   JPP_RETURN_IF_ERROR(
       jpp__candidates_init(&a->candidates, step->graph, step->like, step->limits));
+  a->candidates.offload = step->offload;
   JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(loops, &a->schedules));
   for (uint32_t l = 0; l < loops; ++l) a->schedules[l] = step->schedules[l];
   jpp_search_options_t under_limits = *a->options;
@@ -81,7 +82,8 @@ jpp_status_t* jpp_advise_search(const jpp_advise_search_t* step,
   JPP_RETURN_IF_NULL(step->graph, step->schedules, step->like);
   *out_result = (jpp_search_result_t){0};
   jpp_search_options_t full;
-  JPP_RETURN_IF_ERROR(JPP_OPTIONS_COPY(jpp_search_options_t, context, options, &full));
+  JPP_RETURN_IF_ERROR(
+      JPP_OPTIONS_COPY(jpp_search_options_t, host_bandwidth, options, &full));
   acceptor_t a = {.loop = step->loop, .options = &full};
   jpp_status_t* status = search_under_limits(step, &a, out_result);
   if (status) status = explain_refusal(&a, status);

@@ -29,13 +29,14 @@ typedef struct jpp_cli_options {
   uint32_t slots, streams;
   bool fuse, json, help;
   bool csv, communication, color, no_overlap, optimizer_free, trace, spmd;
+  bool offload, recompute;
   const char* cost;   // "F,B,W"
   const char* costs;  // a file
   const char* output;
   const char* plugin;
   uint32_t steps, seed, cores;
   double latency, transfer, optimizer, seconds, bandwidth, host_bandwidth, call, threads;
-  uint64_t memory_limit, activation_bytes, message_bytes;  // bytes
+  uint64_t memory_limit, activation_bytes, input_bytes, message_bytes;  // bytes
 } jpp_cli_options_t;
 
 typedef jpp_status_t* (*jpp_cli_run_t)(const jpp_cli_options_t* options, jpp_str_t* out);
@@ -61,7 +62,7 @@ typedef enum jpp_cli_flag {
   JPP_FLAG_HELP = 1 << 8,
   JPP_FLAG_CSV = 1 << 9,
   JPP_FLAG_COST = 1 << 10,
-  JPP_FLAG_TIMES = 1 << 11,  // transfer, overlap, streams, optimizer
+  JPP_FLAG_TIMES = 1 << 11,  // transfer, overlap, streams, optimizer, offload
   JPP_FLAG_OUTPUT = 1 << 12,
   JPP_FLAG_COLOR = 1 << 13,
   JPP_FLAG_TRACE = 1 << 14,
@@ -74,6 +75,7 @@ typedef enum jpp_cli_flag {
   JPP_FLAG_SPMD = 1 << 21,
   JPP_FLAG_MORE_WORDS = 1 << 22,  // any number of words after num_words
   JPP_FLAG_MACHINE = 1 << 23,     // cores, processes, links
+  JPP_FLAG_HOST = 1 << 24,        // host-bandwidth, input-bytes
 } jpp_cli_flag_t;
 
 // Parses the words after the command's name. JPP_INVALID_ARGUMENT says what is wrong.

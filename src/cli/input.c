@@ -128,6 +128,28 @@ void jpp_cli_note_halves(const char* file) {
       file);
 }
 
+static jpp_status_t* read_activations(const jpp_cli_options_t* options,
+                                      jpp_simulate_options_t* simulate) {
+  if (options->offload && options->recompute) {
+    return jpp_status_make(JPP_INVALID_ARGUMENT,
+                           "--offload and --recompute exclude each other");
+  }
+  bool sizes = options->memory_limit || options->activation_bytes ||
+               options->input_bytes || options->host_bandwidth > 0;
+  if (sizes && !options->offload && !options->recompute) {
+    return jpp_status_make(JPP_INVALID_ARGUMENT,
+                           "--memory-limit, --activation-bytes, --input-bytes and "
+                           "--host-bandwidth are for --offload or --recompute");
+  }
+  if (options->offload) simulate->activations = JPP_ACTIVATIONS_OFFLOADED;
+  if (options->recompute) simulate->activations = JPP_ACTIVATIONS_RECOMPUTED;
+  simulate->memory_limit = options->memory_limit;
+  simulate->activation_bytes = options->activation_bytes;
+  simulate->input_bytes = options->input_bytes;
+  simulate->host_bandwidth = options->host_bandwidth;
+  return NULL;
+}
+
 jpp_status_t* jpp_cli_simulation(const jpp_cli_options_t* options,
                                  const jpp_schedule_t* schedule,
                                  jpp_simulation_t** out_simulation) {
@@ -142,6 +164,7 @@ jpp_status_t* jpp_cli_simulation(const jpp_cli_options_t* options,
     return jpp_status_make(JPP_INVALID_ARGUMENT, "--cost and --costs exclude each other");
   }
   JPP_RETURN_IF_ERROR(jpp_cli_transfer(options, &simulate.transfer));
+  JPP_RETURN_IF_ERROR(read_activations(options, &simulate));
   if (options->cost) JPP_RETURN_IF_ERROR(parse_cost(options->cost, &simulate.rank_cost));
   jpp_cost_t* costs = NULL;
   if (options->costs) {

@@ -12,6 +12,7 @@ enum {
   kScheduleFlags =
       JPP_FLAG_STAGES | JPP_FLAG_RANKS | JPP_FLAG_MICROBATCHES | JPP_FLAG_FUSE,
   kCostFlags = JPP_FLAG_COST | JPP_FLAG_LATENCY,
+  kMemoryFlags = JPP_FLAG_MEMORY | JPP_FLAG_HOST,
 };
 
 static const jpp_cli_command_t kCommands[] = {
@@ -26,16 +27,16 @@ static const jpp_cli_command_t kCommands[] = {
     {"verify", "NAME|FILE", 1, kScheduleFlags | JPP_FLAG_SLOTS | JPP_FLAG_MEMORY,
      "prove that a schedule can run", jpp_cli_verify},
     {"simulate", "NAME|FILE", 1,
-     kScheduleFlags | kCostFlags | JPP_FLAG_TIMES | JPP_FLAG_JSON | JPP_FLAG_TRACE |
-         JPP_FLAG_SPMD,
+     kScheduleFlags | kCostFlags | JPP_FLAG_TIMES | kMemoryFlags | JPP_FLAG_JSON |
+         JPP_FLAG_TRACE | JPP_FLAG_SPMD,
      "simulate the time, bubbles and memory of a schedule", jpp_cli_simulate},
     {"schedule search", "", 0,
-     kScheduleFlags | kCostFlags | JPP_FLAG_MEMORY | JPP_FLAG_SECONDS | JPP_FLAG_JSON |
+     kScheduleFlags | kCostFlags | kMemoryFlags | JPP_FLAG_SECONDS | JPP_FLAG_JSON |
          JPP_FLAG_CSV,
      "search for a schedule for stages of unequal cost", jpp_cli_schedule_search},
     {"plot", "NAME|FILE...", 1,
-     kScheduleFlags | kCostFlags | JPP_FLAG_TIMES | JPP_FLAG_OUTPUT | JPP_FLAG_COLOR |
-         JPP_FLAG_MORE_WORDS,
+     kScheduleFlags | kCostFlags | JPP_FLAG_TIMES | kMemoryFlags | JPP_FLAG_OUTPUT |
+         JPP_FLAG_COLOR | JPP_FLAG_MORE_WORDS,
      "draw a schedule, or the traces of a job's processes", jpp_cli_plot},
     {"predict", "PLAN TRACE...", 2,
      JPP_FLAG_MACHINE | JPP_FLAG_JSON | JPP_FLAG_TRACE | JPP_FLAG_MORE_WORDS,

@@ -19,6 +19,55 @@ static void print_progress(void* context, const jpp_search_progress_t* progress)
           percent_over(progress->makespan, progress->bound));
 }
 
+// The makespan for each way to fit activations, as far as there is one.
+static json_t* makespans_json(const jpp_search_result_t* result) {
+  json_t* makespans = json_object();
+  for (uint32_t a = 0; a < JPP_ACTIVATIONS_COUNT; ++a) {
+    if (result->makespans[a] == 0) continue;
+    json_object_set_new(makespans, jpp_activations_name((jpp_activations_t)a),
+                        json_real(result->makespans[a]));
+  }
+  return makespans;
+}
+
+// Names the ranks that do not keep their activations: those over the limit.
+static jpp_status_t* append_ranks(const jpp_cli_options_t* options,
+                                  const jpp_schedule_t* schedule, jpp_str_t* out) {
+  uint64_t bytes = options->activation_bytes ? options->activation_bytes : 1;
+  const char* separator = schedule->ranks > 1 ? " on ranks " : " on rank ";
+  uint32_t* peaks = NULL;
+  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(schedule->ranks, &peaks));
+  jpp_status_t* status = jpp_schedule_peak_microbatches(schedule, schedule->ranks, peaks);
+  for (uint32_t r = 0; !status && r < schedule->ranks; ++r) {
+    if (peaks[r] <= options->memory_limit / bytes) continue;
+    jpp_str_appendf(out, "%s%u", separator, r);
+    separator = ", ";
+  }
+  jpp_free(peaks);
+  return status;
+}
+
+static jpp_status_t* append_activations(const jpp_cli_options_t* options,
+                                        const jpp_search_result_t* result,
+                                        jpp_str_t* out) {
+  jpp_str_appendf(out, "activations %s", jpp_activations_name(result->activations));
+  if (result->activations) {
+    JPP_RETURN_IF_ERROR(append_ranks(options, result->schedule, out));
+  }
+  jpp_str_append(out, "; makespan if they are");
+  for (uint32_t a = 0; a < JPP_ACTIVATIONS_COUNT; ++a) {
+    jpp_str_appendf(out, "%s %s", a ? "," : "",
+                    jpp_activations_name((jpp_activations_t)a));
+    if (result->makespans[a] > 0) {
+      jpp_str_appendf(out, " %.6g", result->makespans[a]);
+    } else {
+      jpp_str_append(out, " -");
+    }
+  }
+  jpp_str_append(out, "\n");
+  return NULL;
+}
+
 static jpp_status_t* print_result(const jpp_cli_options_t* options,
                                   const jpp_search_result_t* result, jpp_str_t* out) {
   char* text = NULL;
@@ -31,9 +80,11 @@ static jpp_status_t* print_result(const jpp_cli_options_t* options,
   }
   if (options->json) {
     json_t* found = json_pack(
-        "{s:f, s:f, s:s, s:f, s:I}", "makespan", result->makespan, "bound", result->bound,
-        "built_in", result->built_in ? result->built_in : "", "built_in_makespan",
-        result->built_in_makespan, "tried", (json_int_t)result->tried);
+        "{s:f, s:f, s:s, s:f, s:I, s:s, s:o}", "makespan", result->makespan, "bound",
+        result->bound, "built_in", result->built_in ? result->built_in : "",
+        "built_in_makespan", result->built_in_makespan, "tried",
+        (json_int_t)result->tried, "activations",
+        jpp_activations_name(result->activations), "makespans", makespans_json(result));
     jpp__json_take(found, JSON_INDENT(1) | JSON_REAL_PRECISION(12), out);
     jpp_str_append(out, "\n");
     return NULL;
@@ -48,6 +99,9 @@ static jpp_status_t* print_result(const jpp_cli_options_t* options,
                     percent_over(result->built_in_makespan, result->makespan));
   } else {
     jpp_str_append(out, "no built-in schedule fits\n");
+  }
+  if (options->input_bytes || options->host_bandwidth > 0) {
+    JPP_RETURN_IF_ERROR(append_activations(options, result, out));
   }
   JPP_RETURN_IF_ERROR(jpp_schedule_print(result->schedule, &text));
   jpp_str_append(out, text);
@@ -93,6 +147,8 @@ jpp_status_t* jpp_cli_schedule_search(const jpp_cli_options_t* options, jpp_str_
                                  .latency = options->latency,
                                  .memory_limit = options->memory_limit,
                                  .activation_bytes = options->activation_bytes,
+                                 .input_bytes = options->input_bytes,
+                                 .host_bandwidth = options->host_bandwidth,
                                  .seconds = options->seconds > 0 ? options->seconds : 5,
                                  .progress = print_progress};
   jpp_search_result_t result;

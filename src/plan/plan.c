@@ -33,7 +33,8 @@ static jpp_status_t* search_schedule(const jpp_search_options_t* options,
                                      jpp_schedule_t** out_schedule) {
   jpp_search_options_t search;
   jpp_search_result_t result = {0};
-  JPP_RETURN_IF_ERROR(JPP_OPTIONS_COPY(jpp_search_options_t, context, options, &search));
+  JPP_RETURN_IF_ERROR(
+      JPP_OPTIONS_COPY(jpp_search_options_t, host_bandwidth, options, &search));
   search.stages = params->stages;
   search.ranks = params->ranks;
   search.microbatches = params->microbatches;

@@ -83,6 +83,8 @@ bool jpp_py_read_costs(PyObject* list, uint32_t stages, jpp_cost_t* costs);
 jpp_status_t* jpp_py_poll(void* context);
 // jpp_py_check() after a search; an exception of a signal handler takes precedence.
 bool jpp_py_check_search(jpp_status_t* status);
+// A SearchResult, which takes ownership of the schedule.
+PyObject* jpp_py_found_to_record(jpp_search_result_t* result);
 // Makes a Schedule that owns `schedule`; destroys it and returns NULL if it raised.
 PyObject* jpp_py_wrap_schedule(jpp_schedule_t* schedule);
 // A list of ints.

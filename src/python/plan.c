@@ -398,17 +398,6 @@ static PyObject* plan_proof(PyObject* object, PyObject* unused) {
 
 // --- Search ---------------------------------------------------------------------------
 
-static PyObject* found_to_record(jpp_search_result_t* result) {
-  PyObject* name = jpp_py_text(result->schedule->name);
-  PyObject* built_in =
-      result->built_in ? jpp_py_text(result->built_in) : Py_NewRef(Py_None);
-  return JPP_PY_RECORD(JPP_PY_SEARCH_RESULT, jpp_py_wrap_schedule(result->schedule), name,
-                       PyFloat_FromDouble(result->makespan),
-                       PyFloat_FromDouble(result->bound), built_in,
-                       PyFloat_FromDouble(result->built_in_makespan),
-                       PyLong_FromUnsignedLongLong(result->tried));
-}
-
 // Fills in the loop's sizes for a search; `schedules` has a schedule of these sizes.
 static bool read_search(const jpp_advise_search_t* step, PyObject* list,
                         jpp_search_options_t* options, jpp_cost_t** out_costs) {
@@ -437,7 +426,7 @@ static PyObject* search_for_loop(const jpp_advise_search_t* step, PyObject* cost
     ok = jpp_py_check_search(status);
   }
   jpp_free(table);
-  return ok ? found_to_record(&result) : NULL;
+  return ok ? jpp_py_found_to_record(&result) : NULL;
 }
 
 // The plan must be one of a trial of the graph, with fewer microbatches but the same
@@ -471,11 +460,13 @@ static PyObject* plan_search(PyObject* object, PyObject* args) {
   PyObject *graph = NULL, *list = NULL, *costs = NULL, *limits = NULL;
   jpp_advise_search_t step = {.like = plan_of(object)};
   double seconds = 0;
-  if (!PyArg_ParseTuple(args, "O!O&OOOd", jpp_py_types.graph, &graph,
+  int offload = 0;
+  if (!PyArg_ParseTuple(args, "O!O&OOOdp", jpp_py_types.graph, &graph,
                         jpp_py_u32_converter, &step.loop, &list, &costs, &limits,
-                        &seconds)) {
+                        &seconds, &offload)) {
     return NULL;
   }
+  step.offload = offload;
   step.graph = ((jpp_py_graph_t*)graph)->graph;
   if (!check_like(&step)) return NULL;
   const jpp_schedule_t** schedules = NULL;
@@ -556,7 +547,8 @@ static PyMethodDef kMethods[] = {
      "The costs of a step: (tasks, FLOPs, peak bytes, peak host bytes) for each rank, "
      "(src, dst, messages, bytes) for each link, the given collectives, and a table."},
     {"search", plan_search, METH_VARARGS,
-     "search($self, graph, loop, schedules, costs, memory_limits, seconds, /)\n--\n\n"
+     "search($self, graph, loop, schedules, costs, memory_limits, seconds, offload, "
+     "/)\n--\n\n"
      "Searches for a schedule for a loop of the graph, with this plan's sizes of "
      "values."},
     {"predict", jpp_py_plan_predict, METH_VARARGS,

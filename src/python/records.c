@@ -55,6 +55,8 @@ static PyStructSequence_Field kSearchResult[] = {
     {"built_in", "the best built-in schedule that fits; None: none fits"},
     {"built_in_makespan", "0 without one"},
     {"tried", "how many schedules"},
+    {"activations", "of ranks over the limit: \"kept\", \"offloaded\", \"recomputed\""},
+    {"makespans", "the shortest found with each of these; 0: none fits, or not tried"},
     {NULL, NULL},
 };
 

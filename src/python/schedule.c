@@ -316,15 +316,32 @@ bool jpp_py_check_search(jpp_status_t* status) {
   return false;
 }
 
+PyObject* jpp_py_found_to_record(jpp_search_result_t* result) {
+  const double* makespans = result->makespans;
+  PyObject* name = jpp_py_text(result->schedule->name);
+  PyObject* built_in =
+      result->built_in ? jpp_py_text(result->built_in) : Py_NewRef(Py_None);
+  return JPP_PY_RECORD(JPP_PY_SEARCH_RESULT, jpp_py_wrap_schedule(result->schedule), name,
+                       PyFloat_FromDouble(result->makespan),
+                       PyFloat_FromDouble(result->bound), built_in,
+                       PyFloat_FromDouble(result->built_in_makespan),
+                       PyLong_FromUnsignedLongLong(result->tried),
+                       jpp_py_text(jpp_activations_name(result->activations)),
+                       Py_BuildValue("(ddd)", makespans[JPP_ACTIVATIONS_KEPT],
+                                     makespans[JPP_ACTIVATIONS_OFFLOADED],
+                                     makespans[JPP_ACTIVATIONS_RECOMPUTED]));
+}
+
 static PyObject* schedule_search(PyObject* type, PyObject* args) {
   (void)type;
   jpp_search_options_t options = {.struct_size = sizeof(options)};
   PyObject* list = NULL;
-  if (!PyArg_ParseTuple(args, "O&O&O&O!dO&O&d", jpp_py_u32_converter, &options.stages,
+  if (!PyArg_ParseTuple(args, "O&O&O&O!dO&O&dO&d", jpp_py_u32_converter, &options.stages,
                         jpp_py_u32_converter, &options.ranks, jpp_py_u32_converter,
                         &options.microbatches, &PyList_Type, &list, &options.latency,
                         jpp_py_u64_converter, &options.memory_limit, jpp_py_u64_converter,
-                        &options.activation_bytes, &options.seconds)) {
+                        &options.activation_bytes, &options.seconds, jpp_py_u64_converter,
+                        &options.input_bytes, &options.host_bandwidth)) {
     return NULL;
   }
   jpp_cost_t* costs = NULL;
@@ -343,7 +360,7 @@ static PyObject* schedule_search(PyObject* type, PyObject* args) {
     ok = jpp_py_check_search(status);
   }
   jpp_free(costs);
-  return ok ? jpp_py_wrap_schedule(result.schedule) : NULL;
+  return ok ? jpp_py_found_to_record(&result) : NULL;
 }
 
 static PyObject* schedule_csv(PyObject* object, PyObject* args) {
@@ -431,7 +448,7 @@ static PyMethodDef kMethods[] = {
      "A schedule in CSV form; `file` is what errors name."},
     {"search", schedule_search, METH_VARARGS | METH_STATIC,
      "search(stages, ranks, microbatches, costs, latency, memory_limit, "
-     "activation_bytes, seconds, /)\n--\n\n"
+     "activation_bytes, seconds, input_bytes, host_bandwidth, /)\n--\n\n"
      "The best schedule found for stages of these costs. Ctrl-C ends the search."},
     {"csv", schedule_csv, METH_VARARGS,
      "csv($self, communication, /)\n--\n\nThe CSV form."},

@@ -13,6 +13,7 @@ typedef struct wake {
 typedef struct rank_state {
   uint64_t busy_until;
   uint32_t kept;
+  uint32_t pending;  // weight gradients that can run
   uint32_t num_stages;
   const uint32_t* stages;  // in pipeline order
   jpp_schedule_task_t* tasks;
@@ -78,6 +79,7 @@ static bool can_start(const greedy_t* g, const rank_state_t* rank, uint32_t turn
     if (rank->kept + rank->num_stages - turn > limit) return false;
     return !stage || has_arrived(g, g->forward_end, stage - 1, stage, m, now);
   }
+  if (g->options->split && rank->pending >= g->options->most_pending) return false;
   if (!has_arrived(g, g->forward_end, stage, stage, m, now)) return false;
   return stage + 1 == g->schedule->stages ||
          has_arrived(g, g->backward_end, stage + 1, stage, m, now);
@@ -137,6 +139,8 @@ static void start_task(greedy_t* g, uint32_t r, uint32_t stage, uint32_t what,
   } else if (what == BACKWARD) {
     g->backward_end[at] = end;
   }
+  if (kind == JPP_TASK_BWD_I) ++rank->pending;
+  if (kind == JPP_TASK_BWD_W) --rank->pending;
   if (kind == JPP_TASK_BWD || kind == JPP_TASK_BWD_W) --rank->kept;
   push_wake(g, end, r);
   wake_receiver(g, stage, what, end);

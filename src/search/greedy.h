@@ -21,8 +21,11 @@ typedef struct jpp_greedy_options {
   const jpp_greedy_cost_t* costs;  // [stages]
   const uint32_t* limits;  // [ranks] limits on stage activations, at least one per stage
   bool split;              // backwards are split
-  bool forward_first;      // prefer forwards to backwards
-  bool early_first;        // among forwards prefer the rank's earlier stages
+  // The largest number of weight gradients that a rank puts off, at least 1: activations
+  // that wait for them stay on the device.
+  uint32_t most_pending;
+  bool forward_first;  // prefer forwards to backwards
+  bool early_first;    // among forwards prefer the rank's earlier stages
   uint32_t link;  // ticks from the end of a task to the use of its result on another rank
 } jpp_greedy_options_t;
 

@@ -15,8 +15,9 @@
 
 // The parameters of a list schedule.
 typedef struct recipe {
-  uint32_t* stage_rank;  // [stages]
-  uint32_t* limits;      // [ranks]
+  uint32_t* stage_rank;   // [stages]
+  uint32_t* limits;       // [ranks]
+  uint32_t most_pending;  // weight gradients
   bool split, forward_first, early_first;
 } recipe_t;
 
@@ -24,6 +25,8 @@ typedef struct search {
   const jpp_search_options_t* options;
   jpp_arena_t arena;
   uint64_t most;                   // number of stage activations that fit on a rank
+  double room;                     // the same, with a fraction
+  bool exceeds;                    // activations may exceed the limit: they need not stay
   jpp_greedy_cost_t* split_costs;  // [stages], in ticks
   jpp_greedy_cost_t* whole_costs;
   uint32_t link;
@@ -62,25 +65,80 @@ static double lower_bound(const jpp_search_options_t* options) {
   return fmax(fmax(bound, way), all / options->ranks);
 }
 
+// Whether the ranks of a simulated schedule keep at most what the limit holds.
+static bool fits_limit(const search_t* search, const jpp_simulation_t* simulation) {
+  const jpp_schedule_t* schedule = simulation->schedule;
+  for (uint32_t r = 0; r < schedule->ranks; ++r) {
+    uint32_t stages = 0;
+    for (uint32_t s = 0; s < schedule->stages; ++s) {
+      stages += schedule->stage_rank[s] == r;
+    }
+    double kept = simulation->ranks[r].peak * stages;
+    if (kept > search->room * (1 + 1e-12)) return false;
+  }
+  return true;
+}
+
 static jpp_status_t* measure_schedule(const search_t* search,
                                       const jpp_schedule_t* schedule,
-                                      double* out_makespan, bool* out_fits) {
+                                      jpp_activations_t activations, double* out_makespan,
+                                      bool* out_fits) {
+  const jpp_search_options_t* given = search->options;
   jpp_simulate_options_t options = {.struct_size = sizeof(options),
-                                    .stage_costs = search->options->costs,
-                                    .latency = search->options->latency};
+                                    .stage_costs = given->costs,
+                                    .latency = given->latency,
+                                    .activations = activations,
+                                    .memory_limit = given->memory_limit,
+                                    .activation_bytes = given->activation_bytes,
+                                    .input_bytes = given->input_bytes,
+                                    .host_bandwidth = given->host_bandwidth};
   jpp_simulation_t* simulation = NULL;
-  JPP_RETURN_IF_ERROR(jpp_schedule_simulate(schedule, &options, &simulation));
-  *out_makespan = simulation->makespan;
-  jpp_simulation_destroy(simulation);
-  uint32_t* peaks = NULL;
-  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(schedule->ranks, &peaks));
-  jpp_status_t* status = jpp_schedule_peak_microbatches(schedule, schedule->ranks, peaks);
-  *out_fits = true;
-  for (uint32_t r = 0; r < schedule->ranks; ++r) {
-    if (peaks[r] > search->most) *out_fits = false;
+  jpp_status_t* status = jpp_schedule_simulate(schedule, &options, &simulation);
+  *out_fits = !status && fits_limit(search, simulation);
+  // The schedule is proved: a rank has no room for one of its tasks.
+  if (status && jpp_status_code(status) == JPP_SCHEDULE_ERROR) {
+    jpp_status_free(status);
+    status = NULL;
   }
-  jpp_free(peaks);
+  if (simulation) *out_makespan = simulation->makespan;
+  jpp_simulation_destroy(simulation);
   return status;
+}
+
+// Whether a makespan is shorter than the best so far, 0 if there is none.
+static bool is_shorter(double makespan, double best) {
+  return best == 0 || makespan < best * (1 - 1e-12);
+}
+
+// Finds out how the schedule's activations fit. Keeping them is never slower than the
+// alternatives, which are therefore tried only for a schedule that does not fit but would
+// be the best of them.
+static jpp_status_t* choose_activations(search_t* search, const jpp_schedule_t* schedule,
+                                        jpp_activations_t* out_activations,
+                                        double* out_makespan, bool* out_fits) {
+  const jpp_search_options_t* options = search->options;
+  const bool tried[] = {true, options->host_bandwidth > 0, options->input_bytes > 0};
+  double* bests = search->result->makespans;
+  double kept = 0;
+  *out_makespan = 0;
+  *out_fits = false;
+  for (uint32_t a = 0; a < JPP_ACTIVATIONS_COUNT; ++a) {
+    double makespan = 0;
+    bool fits = false;
+    if (!tried[a] || (a && !is_shorter(kept, bests[a]))) continue;
+    JPP_RETURN_IF_ERROR(
+        measure_schedule(search, schedule, (jpp_activations_t)a, &makespan, &fits));
+    if (!a) kept = makespan;
+    if (!fits) continue;
+    if (is_shorter(makespan, bests[a])) bests[a] = makespan;
+    if (!*out_fits || makespan < *out_makespan) {
+      *out_activations = (jpp_activations_t)a;
+      *out_makespan = makespan;
+    }
+    *out_fits = true;
+    if (!a) break;
+  }
+  return NULL;
 }
 
 static jpp_status_t* poll_caller(search_t* search) {
@@ -96,12 +154,17 @@ static jpp_status_t* keep_if_better(search_t* search, jpp_schedule_t* schedule,
                                     bool* out_better) {
   double makespan = 0;
   bool fits = false;
+  jpp_activations_t activations = JPP_ACTIVATIONS_KEPT;
   jpp_status_t* status = poll_caller(search);
-  if (!status) status = measure_schedule(search, schedule, &makespan, &fits);
+  if (!status) {
+    status = choose_activations(search, schedule, &activations, &makespan, &fits);
+  }
   ++search->result->tried;
   jpp_search_result_t* result = search->result;
-  *out_better =
-      !status && fits && (!result->schedule || makespan < result->makespan * (1 - 1e-12));
+  // Of equally long schedules, one whose activations stay is better.
+  bool stays = result->activations && !activations;
+  double longest = result->makespan * (stays ? 1 + 1e-12 : 1 - 1e-12);
+  *out_better = !status && fits && (!result->schedule || makespan < longest);
   if (*out_better && search->options->accept) {
     status = search->options->accept(search->options->context, schedule, out_better);
     *out_better = *out_better && !status;
@@ -113,6 +176,7 @@ static jpp_status_t* keep_if_better(search_t* search, jpp_schedule_t* schedule,
   jpp_schedule_destroy(result->schedule);
   result->schedule = schedule;
   result->makespan = makespan;
+  result->activations = activations;
   return NULL;
 }
 
@@ -161,6 +225,7 @@ static jpp_status_t* build_by_recipe(const search_t* search, const recipe_t* rec
       .costs = recipe->split ? search->split_costs : search->whole_costs,
       .limits = recipe->limits,
       .split = recipe->split,
+      .most_pending = recipe->most_pending,
       .forward_first = recipe->forward_first,
       .early_first = recipe->early_first,
       .link = search->link};
@@ -184,7 +249,8 @@ static bool is_possible(const search_t* search, const recipe_t* recipe) {
     for (uint32_t s = 0; s < search->options->stages; ++s) {
       stages += recipe->stage_rank[s] == r;
     }
-    if (recipe->limits[r] < stages || recipe->limits[r] > search->most) return false;
+    if (recipe->limits[r] < stages) return false;
+    if (recipe->limits[r] > search->most && !search->exceeds) return false;
   }
   return true;
 }
@@ -194,6 +260,7 @@ static void copy_recipe(const search_t* search, const recipe_t* from, recipe_t* 
     to->stage_rank[s] = from->stage_rank[s];
   }
   for (uint32_t r = 0; r < search->options->ranks; ++r) to->limits[r] = from->limits[r];
+  to->most_pending = from->most_pending;
   to->split = from->split;
   to->forward_first = from->forward_first;
   to->early_first = from->early_first;
@@ -238,10 +305,26 @@ static void place_stages_by(const search_t* search, placement_t how,
   }
 }
 
-// Limits each rank to `limit` activations, or to what its memory holds.
+// Limits each rank to `limit` activations, or to what its memory holds if they have to
+// stay there.
 static void set_limits(const search_t* search, uint64_t limit, uint32_t* limits) {
+  uint64_t most = search->exceeds ? INT32_MAX : search->most;
   for (uint32_t r = 0; r < search->options->ranks; ++r) {
-    limits[r] = (uint32_t)(limit < search->most ? limit : search->most);
+    limits[r] = (uint32_t)(limit < most ? limit : most);
+  }
+}
+
+// Lets ranks keep what their distance to the last stage needs, as in 1F1B, and weight
+// gradients that are put off. Only ranks early in the pipeline then exceed the limit.
+static void taper_limits(const search_t* search, uint32_t per_rank, recipe_t* recipe) {
+  uint32_t stages = search->options->stages;
+  for (uint32_t r = 0; r < search->options->ranks; ++r) {
+    uint64_t needed = recipe->most_pending;
+    for (uint32_t s = 0; s < stages; ++s) {
+      if (recipe->stage_rank[s] == r) needed += (stages - s - 1) / per_rank + 1;
+    }
+    if (needed < search->most) needed = search->most;
+    if (needed < recipe->limits[r]) recipe->limits[r] = (uint32_t)needed;
   }
 }
 
@@ -251,15 +334,25 @@ static bool is_search_over(const search_t* search) {
 }
 
 static jpp_status_t* try_placements(search_t* search) {
+  enum { kLevels = 6 };
   uint32_t per_rank = (search->options->stages - 1) / search->options->ranks + 1;
-  for (uint32_t n = 0; n < kPlacements * 8 * 6; ++n) {
+  uint32_t levels = search->exceeds ? 2 * (kLevels + 1) : kLevels;
+  for (uint32_t n = 0; n < kPlacements * 8 * levels; ++n) {
     recipe_t* trial = &search->trial;
     place_stages_by(search, (placement_t)(n % kPlacements), trial->stage_rank);
     trial->split = n / kPlacements % 2 == 0 && !search->options->whole_backwards;
     trial->forward_first = n / kPlacements / 2 % 2;
     trial->early_first = n / kPlacements / 4 % 2;
     uint64_t most = (uint64_t)per_rank * search->options->ranks;
-    set_limits(search, most * (n / kPlacements / 8 + 1) / 3 + per_rank, trial->limits);
+    uint32_t level = n / kPlacements / 8 % (kLevels + 1);
+    set_limits(search, level < kLevels ? most * (level + 1) / 3 + per_rank : search->most,
+               trial->limits);
+    if (search->exceeds) {
+      trial->most_pending =
+          (uint32_t)search->most / 2 + n / kPlacements / 8 / (kLevels + 1);
+      if (!trial->most_pending) trial->most_pending = 1;
+      taper_limits(search, per_rank, trial);
+    }
     JPP_RETURN_IF_ERROR(try_trial(search));
     if (search->result->schedule && is_search_over(search)) break;
   }
@@ -274,7 +367,7 @@ static void mutate_trial(search_t* search) {
   uint32_t s = random_below(search, options->stages);
   uint32_t t = random_below(search, options->stages);
   uint32_t r = random_below(search, options->ranks), rank = trial->stage_rank[s];
-  switch (random_below(search, 8)) {
+  switch (random_below(search, search->exceeds ? 9 : 8)) {
     case 0:
       trial->stage_rank[s] = r;
       break;
@@ -291,6 +384,9 @@ static void mutate_trial(search_t* search) {
       break;
     case 5:
       if (!options->whole_backwards) trial->split = !trial->split;
+      break;
+    case 8:
+      trial->most_pending = random_below(search, (uint32_t)search->most + 1) + 1;
       break;
     default:
       trial->limits[r] += random_below(search, 2) ? 1 : trial->limits[r] > 1 ? -1 : 0;
@@ -347,6 +443,10 @@ static jpp_status_t* prepare_search(search_t* search) {
   uint64_t bytes = options->activation_bytes ? options->activation_bytes : 1;
   search->most = options->memory_limit ? options->memory_limit / bytes : INT32_MAX;
   if (search->most > INT32_MAX) search->most = INT32_MAX;
+  search->room =
+      options->memory_limit ? (double)options->memory_limit / (double)bytes : INFINITY;
+  search->exceeds =
+      options->memory_limit && (options->host_bandwidth > 0 || options->input_bytes > 0);
   recipe_t* recipes[] = {&search->best, &search->trial};
   for (uint32_t i = 0; i < 2; ++i) {
     JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(arena, options->stages, &recipes[i]->stage_rank));
@@ -367,6 +467,7 @@ static jpp_status_t* prepare_search(search_t* search) {
   place_stages_by(search, PLACE_LOOPED, search->best.stage_rank);
   set_limits(search, 2 * (uint64_t)options->stages, search->best.limits);
   search->best.split = !options->whole_backwards;
+  search->best.most_pending = search->trial.most_pending = UINT32_MAX;
   search->result->bound = lower_bound(options);
   return NULL;
 }
@@ -404,6 +505,8 @@ static jpp_status_t* check_search_options(const jpp_search_options_t* options) {
                            "search: expected a latency of 0 or from %g to %g, found %g",
                            JPP_SHORTEST_TIME, JPP_LONGEST_TIME, options->latency);
   }
+  JPP_RETURN_IF_ERROR(jpp__simulation_check_host(
+      options->activation_bytes, options->input_bytes, options->host_bandwidth));
   return jpp__simulation_check_costs(options->costs, options->stages);
 }
 
@@ -412,7 +515,8 @@ jpp_status_t* jpp_schedule_search(const jpp_search_options_t* options,
   JPP_RETURN_IF_NULL(options, out_result);
   *out_result = (jpp_search_result_t){0};
   jpp_search_options_t full;
-  JPP_RETURN_IF_ERROR(JPP_OPTIONS_COPY(jpp_search_options_t, context, options, &full));
+  JPP_RETURN_IF_ERROR(
+      JPP_OPTIONS_COPY(jpp_search_options_t, host_bandwidth, options, &full));
   JPP_RETURN_IF_NULL(full.costs);
   JPP_RETURN_IF_ERROR(check_search_options(&full));
   search_t search = {.options = &full,
@@ -423,10 +527,12 @@ jpp_status_t* jpp_schedule_search(const jpp_search_options_t* options,
   jpp_status_t* status = run_search(&search);
   jpp__arena_deinit(&search.arena);
   if (!status) {
-    JPP_LOG(JPP_LOG_INFO, "search: %s takes %g, at least %g; best built-in: %s, %g",
+    JPP_LOG(JPP_LOG_INFO,
+            "search: %s takes %g, at least %g; best built-in: %s, %g; "
+            "activations are %s",
             out_result->schedule->name, out_result->makespan, out_result->bound,
             out_result->built_in ? out_result->built_in : "none",
-            out_result->built_in_makespan);
+            out_result->built_in_makespan, jpp_activations_name(out_result->activations));
     return NULL;
   }
   jpp_schedule_destroy(out_result->schedule);

@@ -8,6 +8,7 @@
 #include "schedule/channels.h"
 #include "schedule/dryrun.h"
 #include "schedule/order.h"
+#include "simulate/offload.h"
 #include "simulate/simulation.h"
 
 // Instead of a time: the needed task has not run yet.
@@ -23,6 +24,7 @@ typedef struct simulator {
   uint8_t** stream_of;  // [ranks][row count]; NULL with one stream
   uint32_t streams;
   jpp_dry_run_t run;
+  jpp_offload_t offload;
   // Used only if transfers take time:
   jpp_schedule_channels_t channels;
   double* channel_free;  // [channels]
@@ -107,7 +109,7 @@ static double send_result(simulator_t* sim, uint32_t rank,
   return sim->options->no_overlap ? sent - end : 0;
 }
 
-// Returns false if a need of the task has not run yet.
+// Returns false if a need of the task has not run yet, or if it never has room.
 static bool start_task(simulator_t* sim, uint32_t rank, uint32_t entry) {
   const jpp_schedule_task_t* task = &sim->schedule->rows[rank].tasks[entry];
   double* free_at = &sim->free_at[(size_t)rank * sim->streams];
@@ -115,10 +117,15 @@ static bool start_task(simulator_t* sim, uint32_t rank, uint32_t entry) {
   if (task->kind != JPP_TASK_IDLE) {
     double ready = ready_time(sim, rank, entry, task);
     if (ready == kNotRun) return false;
+    bool offloads = sim->offload.moves[rank];
+    double room = 0;
+    if (offloads && !jpp__offload_start(&sim->offload, rank, entry, &room)) return false;
+    if (room > ready) ready = room;
     uint32_t stream = choose_stream(sim, rank, entry);
     start = free_at[stream] > ready ? free_at[stream] : ready;
     double end = start + jpp_task_cost(&sim->costs[task->stage], task->kind);
     free_at[stream] = end + send_result(sim, rank, task, end);
+    if (offloads) jpp__offload_end(&sim->offload, rank, entry, end);
     if (sim->stream_of) sim->stream_of[rank][entry] = (uint8_t)stream;
   }
   sim->starts[rank][entry] = start;
@@ -133,6 +140,7 @@ static jpp_status_t* simulate_tasks(simulator_t* sim, jpp_arena_t* scratch) {
     uint32_t* done = &sim->run.done[rank];
     while (*done < count && start_task(sim, rank, *done)) ++*done;
   }
+  if (sim->offload.full) return jpp__offload_refuse(&sim->offload);
   for (uint32_t r = 0; r < sim->schedule->ranks; ++r) {
     if (sim->run.done[r] == sim->schedule->rows[r].count) continue;
     jpp_schedule_order_t order = {.index = sim->index};
@@ -218,7 +226,7 @@ static jpp_status_t* check_simulate_options(const jpp_simulate_options_t* option
 
 static jpp_status_t* fill_costs(const jpp_schedule_t* schedule,
                                 const jpp_simulate_options_t* options, jpp_arena_t* arena,
-                                const uint32_t* stages_of, const jpp_cost_t** out_costs) {
+                                const uint32_t* stages_of, jpp_cost_t** out_costs) {
   jpp_cost_t* costs = NULL;
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(arena, schedule->stages, &costs));
   for (uint32_t s = 0; s < schedule->stages; ++s) {
@@ -236,31 +244,48 @@ static jpp_status_t* fill_costs(const jpp_schedule_t* schedule,
   return jpp__simulation_check_costs(costs, schedule->stages);
 }
 
+// A backward begins with the forward that it runs again.
+static void add_recomputation(const jpp_schedule_t* schedule,
+                              const jpp_activations_t* activations, jpp_cost_t* costs) {
+  for (uint32_t s = 0; s < schedule->stages; ++s) {
+    if (activations[schedule->stage_rank[s]] != JPP_ACTIVATIONS_RECOMPUTED) continue;
+    costs[s].backward += costs[s].forward;
+  }
+}
+
 static jpp_status_t* simulate_into(const jpp_schedule_t* schedule,
                                    const jpp_simulate_options_t* options,
                                    jpp_arena_t* scratch,
                                    jpp_simulation_storage_t* storage) {
   jpp_simulation_t* out = &storage->simulation;
   uint32_t* stages_of = NULL;
+  jpp_cost_t* costs = NULL;
   jpp_schedule_index_t index;
   JPP_RETURN_IF_ERROR(jpp__schedule_index_create(schedule, scratch, &index));
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(scratch, schedule->ranks, &stages_of));
   for (uint32_t s = 0; s < schedule->stages; ++s) ++stages_of[schedule->stage_rank[s]];
   out->schedule = schedule;
   storage->has_backward = index.has_backward;
-  JPP_RETURN_IF_ERROR(
-      fill_costs(schedule, options, &storage->arena, stages_of, &out->stage_costs));
+  uint64_t bytes = options->activation_bytes ? options->activation_bytes : 1;
+  storage->input_share = (double)options->input_bytes / (double)bytes;
+  JPP_RETURN_IF_ERROR(fill_costs(schedule, options, &storage->arena, stages_of, &costs));
   simulator_t sim = {.options = options,
                      .index = &index,
                      .schedule = schedule,
-                     .costs = out->stage_costs,
+                     .costs = costs,
                      .streams = options->streams ? options->streams : 1};
+  JPP_RETURN_IF_ERROR(
+      jpp__offload_create(&index, options, &storage->arena, scratch, &sim.offload));
+  add_recomputation(schedule, sim.offload.activations, costs);
   JPP_RETURN_IF_ERROR(prepare_simulator(&sim, &storage->arena, scratch));
   JPP_RETURN_IF_ERROR(simulate_tasks(&sim, scratch));
+  out->stage_costs = costs;
+  out->activations = sim.offload.activations;
+  out->moves = (const double* const*)sim.offload.moves;
   out->starts = (const double* const*)sim.starts;
   out->streams = sim.streams;
   out->stream_of = (const uint8_t* const*)sim.stream_of;
-  return jpp__simulation_sum(storage, options, stages_of, scratch);
+  return jpp__simulation_sum(storage, options, stages_of, sim.offload.move, scratch);
 }
 
 jpp_status_t* jpp_schedule_simulate(const jpp_schedule_t* schedule,
@@ -270,7 +295,7 @@ jpp_status_t* jpp_schedule_simulate(const jpp_schedule_t* schedule,
   *out_simulation = NULL;
   jpp_simulate_options_t full;
   JPP_RETURN_IF_ERROR(
-      JPP_OPTIONS_COPY(jpp_simulate_options_t, optimizer_free, options, &full));
+      JPP_OPTIONS_COPY(jpp_simulate_options_t, host_bandwidth, options, &full));
   jpp_simulation_storage_t* storage = NULL;
   JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(1, &storage));
   jpp_arena_t scratch;

@@ -8,7 +8,8 @@
 typedef struct jpp_simulation_storage {
   jpp_simulation_t simulation;
   jpp_arena_t arena;
-  bool has_backward;  // the schedule is not forward-only
+  bool has_backward;   // the schedule is not forward-only
+  double input_share;  // of a stage's input in its activations
 } jpp_simulation_storage_t;
 
 // Whether a simulation accepts the time as a cost.
@@ -17,20 +18,26 @@ bool jpp__simulation_takes(double time);
 jpp_status_t* jpp__simulation_check_costs(const jpp_cost_t* costs,
                                           uint32_t stages) JPP_MUST_USE;
 
-// Fills in everything except the starts of tasks; stages_of: [ranks].
+// JPP_INVALID_ARGUMENT unless sizes and bandwidth are those of a simulation's options.
+jpp_status_t* jpp__simulation_check_host(uint64_t activation_bytes, uint64_t input_bytes,
+                                         double bandwidth) JPP_MUST_USE;
+
+// Fills in everything except the starts of tasks and of moves, which take `move` each;
+// stages_of: [ranks].
 jpp_status_t* jpp__simulation_sum(jpp_simulation_storage_t* storage,
                                   const jpp_simulate_options_t* options,
-                                  const uint32_t* stages_of,
+                                  const uint32_t* stages_of, double move,
                                   jpp_arena_t* scratch) JPP_MUST_USE;
 
-// A rank begins or ceases to keep the activations of a stage and microbatch.
+// The activations that a rank keeps, or those that it has on the host, become more or
+// fewer.
 typedef struct jpp_kept_event {
   double time;
   uint32_t entry;  // the entry whose start or end causes it
-  int change;      // 1 or -1
+  double change;   // of the number of activations
 } jpp_kept_event_t;
 
-// All events of a rank by time, with ends before beginnings at the same time. In
+// All events of a rank's device by time, with ends before beginnings at the same time. In
 // `scratch`.
 jpp_status_t* jpp__simulation_kept(const jpp_simulation_t* simulation, uint32_t rank,
                                    jpp_arena_t* scratch, jpp_kept_event_t** out_events,

@@ -23,18 +23,23 @@ static jpp_status_t* print_json(json_t* value, char** out_text) {
 jpp_status_t* jpp_simulation_print_json(const jpp_simulation_t* simulation,
                                         char** out_text) {
   JPP_RETURN_IF_NULL(simulation, out_text);
-  json_t* peaks = json_array();
+  json_t *peaks = json_array(), *hosts = json_array(), *activations = json_array();
   for (uint32_t r = 0; r < simulation->schedule->ranks; ++r) {
     jpp__json_append(&peaks, json_real(rounded(simulation->ranks[r].peak)));
+    jpp__json_append(&hosts, json_real(rounded(simulation->host_peaks[r])));
+    jpp__json_append(&activations,
+                     json_string(jpp_activations_name(simulation->activations[r])));
   }
-  return print_json(json_pack("{s:f, s:f, s:f, s:f, s:f, s:I, s:o}",                //
+  return print_json(json_pack("{s:f, s:f, s:f, s:f, s:f, s:I, s:o, s:o, s:o}",      //
                               "makespan", rounded(simulation->makespan),            //
                               "bubble_global", rounded(simulation->bubble_global),  //
                               "bubble_span", rounded(simulation->bubble_span),      //
                               "step", rounded(simulation->step),                    //
                               "utilisation", rounded(simulation->utilisation),      //
                               "tasks", (json_int_t)simulation->tasks,               //
-                              "peak_microbatches", peaks),
+                              "peak_microbatches", peaks,                           //
+                              "host_peak_microbatches", hosts,                      //
+                              "activations", activations),
                     out_text);
 }
 
@@ -50,6 +55,11 @@ static void append_rank(const jpp_simulation_t* simulation, uint32_t r, jpp_str_
     jpp_str_appendf(
         str, " at %s",
         jpp_task_name(&simulation->schedule->rows[r].tasks[rank->peak_entry], name));
+  }
+  jpp_activations_t activations = simulation->activations[r];
+  if (activations) jpp_str_appendf(str, ", %s", jpp_activations_name(activations));
+  if (simulation->moves[r]) {
+    jpp_str_appendf(str, ", at most %.6g on the host", simulation->host_peaks[r]);
   }
   jpp_str_append(str, "\n");
 }

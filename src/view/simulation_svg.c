@@ -132,7 +132,7 @@ static void append_task(const plot_t* plot, uint32_t rank, uint32_t entry,
                   x + width / 2, y + height / 2 + 4, task->microbatch);
 }
 
-// Steps up when a forward starts, down when a backward or weight gradient has ended.
+// Steps with the activations that the rank keeps on its device.
 static jpp_status_t* append_curve(const plot_t* plot, uint32_t rank, uint32_t stages,
                                   jpp_arena_t* scratch) {
   const jpp_simulation_t* simulation = plot->simulation;
@@ -140,7 +140,7 @@ static jpp_status_t* append_curve(const plot_t* plot, uint32_t rank, uint32_t st
   double step = plot->peak > 0 ? (kCurve - 2) / plot->peak / stages : 0;
   jpp_kept_event_t* events = NULL;
   uint32_t count = 0;
-  int kept = 0;
+  double kept = 0;
   JPP_RETURN_IF_ERROR(jpp__simulation_kept(simulation, rank, scratch, &events, &count));
   jpp_str_appendf(plot->str, "<path " KEPT " d=\"M%.2f %.2f", x_at(plot, 0), floor_y);
   for (uint32_t i = 0; i < count; ++i) {

@@ -189,6 +189,25 @@ class CliTest(CommandTest):
         self.assert_refused(2, "--cost: expected", "simulate", "zb-v", *sizes, bad)
         self.assert_refused(2, "--latency", "simulate", "zb-v", *sizes, "--latency=-1")
 
+    def test_simulate_activations(self) -> None:
+        sizes = ["simulate", "1f1b", "--stages=8", "--microbatches=32", "--json"]
+        limit = ["--memory-limit=40", "--activation-bytes=10"]
+        offload = ["--offload", *limit, "--host-bandwidth=3.4"]
+        found = json.loads(run(*sizes, *offload).stdout)
+        self.assertEqual(found["makespan"], json.loads(run(*sizes).stdout)["makespan"])
+        self.assertEqual(found["activations"], ["offloaded"] * 4 + ["kept"] * 4)
+        self.assertEqual(found["host_peak_microbatches"], [7, 6, 5, 4, 0, 0, 0, 0])
+        self.assertEqual(max(found["peak_microbatches"]), 4)
+        text = run(*sizes[:-1], *offload).stdout
+        self.assertIn("offloaded, at most 7 on the host\n", text)
+        again = json.loads(run(*sizes, "--recompute", *limit, "--input-bytes=1").stdout)
+        self.assertEqual(again["peak_microbatches"][0], 1.7)
+        self.assert_refused(2, "exclude each other", *sizes, "--offload", "--recompute")
+        self.assert_refused(2, "are for --offload or --recompute", *sizes, *limit)
+        self.assert_refused(2, "--host-bandwidth", *sizes, "--host-bandwidth=-1")
+        small = ["--offload", "--memory-limit=1", "--activation-bytes=2"]
+        self.assert_refused(1, "the limit holds 0 stage activations", *sizes, *small)
+
     def test_csv_files_in_place_of_names(self) -> None:
         sizes = ["--stages=8", "--ranks=4", "--microbatches=8"]
         with tempfile.TemporaryDirectory() as folder:
@@ -255,6 +274,12 @@ class CliTest(CommandTest):
             self.assertEqual(run("verify", f"{folder}/found.csv").returncode, 0)
             limit = ["--memory-limit=1"]
             self.assert_refused(1, "fits", "schedule", "search", *sizes, *limit)
+            limit = ["--memory-limit=2", "--host-bandwidth=100", "--seconds=0.2"]
+            done = run("schedule", "search", *sizes, *limit, "--json")
+            found = json.loads(done.stdout)
+            self.assertEqual(found["makespans"][found["activations"]], found["makespan"])
+            done = run("schedule", "search", *sizes, *limit)
+            self.assertRegex(done.stdout, r"activations \w+.*; makespan if they are kept ")
             costs.write_text("0 1 1 1\n9 1 1 1\n")
             self.assert_refused(2, "costs:2: expected", "schedule", "search", *sizes)
         self.assert_refused(2, "--costs FILE", "schedule", "search", "--stages=2")

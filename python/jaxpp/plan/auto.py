@@ -41,6 +41,7 @@ class Found:
     # The makespans that were expected with these numbers of stages, if `auto_stages` left the
     # number open.
     by_stages: dict[int, float] = dataclasses.field(default_factory=dict)
+    offloads: bool = False  # fits only with activations in pinned host memory
 
     def __str__(self) -> str:
         sizes = self.schedule.sizes()
@@ -67,6 +68,8 @@ class Found:
         if self.by_stages:
             times = (f"{n} stages {ms:.4g} ms" for n, ms in sorted(self.by_stages.items()))
             lines.append(f"expected before the stages were measured: {', '.join(times)}")
+        if self.offloads:
+            lines.append("activations are offloaded; the times are those without their moves")
         if self.assumes:
             lines.append(self.assumes)
         return "\n".join(lines)
@@ -80,7 +83,8 @@ class Auto(BaseSchedule):
     number of stages and the mesh the number of ranks; if `auto_stages(fun)` places the marks,
     the number of stages, the cut and the schedule are chosen together. Later calls with the
     same shapes reuse the schedule. The trial calls the step's callbacks (`jax.debug.print`)
-    too. Each object measures and searches separately: two are never equal.
+    too. Each object measures and searches separately: two are never equal. If no schedule fits
+    the limit and the step's `offload` is None, activations are offloaded.
 
     Args:
       memory_limit: the bytes that a step may use on each device in total, as in
@@ -164,12 +168,23 @@ def _search(
     limits: Any,
     measured: Any,
     seconds: float,
+    offload: bool | None,
 ) -> Found:
+    """`offload` is the step's option; None: only if no schedule fits without."""
     costs, spreads = [stage[:3] for stage in measured], [stage[3:] for stage in measured]
+    parts = (graph.core, at, schedules, costs, limits, seconds)
+    offloads = bool(offload)
     try:
-        found = like.search(graph.core, at, schedules, costs, limits, seconds)
+        found = like.search(*parts, offloads)
     except JaxppError as error:
-        raise annotate(error, f"loop at {graph.loops[at].where}") from None
+        error = annotate(error, f"loop at {graph.loops[at].where}")
+        if error.code != "out-of-memory" or offload is not None:
+            raise error from None
+        offloads = True
+        try:
+            found = like.search(*parts, offloads)
+        except JaxppError:
+            raise error from None
     return Found(
         found.schedule,
         found.name,
@@ -182,6 +197,7 @@ def _search(
         spreads,
         [],
         "",
+        offloads=offloads,
     )
 
 
@@ -190,6 +206,7 @@ def find_schedules(
     given: list[_core.Schedule | None],
     mesh: MpmdMesh,
     memory_limits: MemoryLimits | None,
+    offload: bool | None,
     measure: Callable[[], tuple[_core.Plan, list[Any]]],
 ) -> tuple[list[_core.Schedule], list[Found]]:
     """Finds schedules for the loops that use `Auto`, one loop after the other.
@@ -205,12 +222,12 @@ def find_schedules(
         if given[at] is not None:
             continue
         auto, limits = loop.schedule, loop.schedule.limits(mesh, memory_limits)
-        key = (graph.core.text(), at, ranks, limits)
+        key = (graph.core.text(), at, ranks, limits, offload)
         if key not in auto._known:
             measured = measured or measure()
             plan, costs = measured
             parts = (graph, plan, schedules, limits, costs[at])
-            auto._known[key] = _search(at, *parts, auto.seconds)
+            auto._known[key] = _search(at, *parts, auto.seconds, offload)
             auto._known[key].assumes = shared_cores(mesh)
             _log.info("loop at %s: %s", loop.where, auto._known[key])
         auto.found = auto._known[key]
@@ -247,7 +264,8 @@ def _makespan(draft: Draft, at: int, seconds: float) -> float:
     limits = auto.limits(mesh, draft.options.memory_limits)
     costs = draft.cut.stage_times()
     plan = draft.trial().plan
-    return _search(at, draft.graph, plan, schedules, limits, costs, seconds).makespan
+    parts = (draft.graph, plan, schedules, limits, costs, seconds, draft.options.offload)
+    return _search(at, *parts).makespan
 
 
 def best_cut(

@@ -692,7 +692,9 @@ def trace_step(
 
     traced_call, graph = draft.call, draft.graph
     limits = options.memory_limits
-    schedules, founds = find_schedules(graph, draft.given, options.mesh, limits, run_trial)
+    schedules, founds = find_schedules(
+        graph, draft.given, options.mesh, limits, options.offload, run_trial
+    )
 
     def plan_within_limits(offload: bool) -> Traced:
         parts = (traced_call, graph, schedules, draft.donated, draft.next_args, options)

@@ -285,9 +285,9 @@ static void test_all_options_are_read_by_their_size(void** state) {
   uint32_t ranks[] = {0, 1};
   jpp_loop_placement_t placement = {.stages = 2, .stage_rank = ranks};
   jpp_schedule_timeline_options_t timeline = {.fused_as_one = true};
-  jpp_simulate_options_t simulate = {.rank_cost = {1, 1, 1}, .optimizer_free = true};
+  jpp_simulate_options_t simulate = {.rank_cost = {1, 1, 1}, .host_bandwidth = 1};
   jpp_search_options_t search = {
-      .stages = 2, .ranks = 2, .microbatches = 4, .costs = kCosts};
+      .stages = 2, .ranks = 2, .microbatches = 4, .costs = kCosts, .host_bandwidth = 1};
   jpp_partition_options_t partition = {.ranks = 2, .loops = &placement};
   jpp_program_options_t program = {.schedules = g_planned.schedules};
   jpp_plan_options_t plan = {.last = JPP_PART_PROGRAM};

@@ -39,8 +39,10 @@ static void assert_near(double found, double expected) {
 
 // --- Against the simulation of the schedule -------------------------------------------
 
-// A chain of stages, each with one weight.
-static char* chain_text(uint32_t stages, uint32_t ranks, uint32_t microbatches) {
+// A chain of stages, each with one weight. `activation`: what a backward takes of its
+// forward, 'f' for the input, 'h' for the result.
+static char* chain_text(uint32_t stages, uint32_t ranks, uint32_t microbatches,
+                        char activation) {
   jpp_str_t str = {0};
   char* text = NULL;
   jpp_str_appendf(&str, "graph \"chain\" ranks %u\n", ranks);
@@ -56,8 +58,8 @@ static char* chain_text(uint32_t stages, uint32_t ranks, uint32_t microbatches) 
   for (uint32_t s = stages; s-- > 0;) {
     jpp_str_appendf(&str, "%%b%u:f32[8] = @mark_backward %u (%%t%u) backward\n", s, s,
                     s + 1);
-    jpp_str_appendf(&str, "%%g%u:f32[8] = dot_w(%%f%u, %%b%u) backward cost 9\n", s, s,
-                    s);
+    jpp_str_appendf(&str, "%%g%u:f32[8] = dot_w(%%%c%u, %%b%u) backward cost 9\n", s,
+                    activation, s, s);
     jpp_str_appendf(&str, "%%t%u:f32[8] = dot_i(%%b%u, %%w%u) backward cost 9\n", s, s,
                     s);
   }
@@ -91,7 +93,7 @@ static void compare_with_simulation(const jpp_schedule_t* schedule) {
   // the schedule it waits for the next stage.
   bool split = is_split(schedule);
   if (split) costs[0].backward = 0;
-  char* text = chain_text(stages, schedule->ranks, schedule->microbatches);
+  char* text = chain_text(stages, schedule->ranks, schedule->microbatches, 'f');
   planned_t planned = {.ranks = schedule->ranks};
   ASSERT_OK(jpp_graph_parse(text, strlen(text), "chain", &planned.graph));
   jpp_text_free(text);
@@ -364,15 +366,16 @@ static jpp_status_t* count_activations(void* context, const jpp_staged_t* staged
   return NULL;
 }
 
-// 1F1B of 8 stages and 32 microbatches, forwards of 1 ms and backwards of 2. Gives the
-// time of a step and the highest peak of a rank.
-static double predict_1f1b(bool offload, double host_bandwidth, uint64_t* out_peak) {
-  char* text = chain_text(8, 8, 32);
+// A schedule of 8 stages, forwards of 1 ms and backwards of 2. Gives the time of a step
+// and the highest peak of a rank.
+static double predict_chain(const char* name, uint32_t microbatches, char activation,
+                            bool offload, double host_bandwidth, uint64_t* out_peak) {
+  char* text = chain_text(8, 8, microbatches, activation);
   jpp_graph_t* graph = NULL;
   jpp_planned_t* planned = NULL;
   ASSERT_OK(jpp_graph_parse(text, strlen(text), "chain", &graph));
   jpp_text_free(text);
-  jpp_loop_schedule_t loop = {.struct_size = sizeof(loop), .built_in = "1f1b"};
+  jpp_loop_schedule_t loop = {.struct_size = sizeof(loop), .built_in = name};
   jpp_plan_options_t options = {.struct_size = sizeof(options),
                                 .loops = &loop,
                                 .offload = offload,
@@ -400,6 +403,33 @@ static double predict_1f1b(bool offload, double host_bandwidth, uint64_t* out_pe
   jpp_planned_destroy(planned);
   jpp_graph_destroy(graph);
   return makespan;
+}
+
+static double predict_1f1b(bool offload, double host_bandwidth, uint64_t* out_peak) {
+  return predict_chain("1f1b", 32, 'f', offload, host_bandwidth, out_peak);
+}
+
+// If no limit delays them, the moves of a simulation are those of the plan.
+static void test_moves_are_those_of_a_simulation(void** state) {
+  (void)state;
+  static const char* const kNames[] = {"1f1b", "eager-1f1b", "gpipe"};
+  for (uint32_t i = 0; i < 60; ++i) {
+    uint32_t microbatches = pick(20) + 1;
+    uint64_t peak = 0;
+    jpp_simulate_options_t options = {.struct_size = sizeof(options),
+                                      .rank_cost = {1, 1, 1},
+                                      .activations = JPP_ACTIVATIONS_OFFLOADED,
+                                      .activation_bytes = kActivation,
+                                      .host_bandwidth = kActivation / pick_time()};
+    jpp_schedule_t* schedule = build(kNames[i % 3], 8, 8, microbatches);
+    jpp_simulation_t* simulation = NULL;
+    ASSERT_OK(jpp_schedule_simulate(schedule, &options, &simulation));
+    assert_near(predict_chain(kNames[i % 3], microbatches, 'h', true,
+                              options.host_bandwidth, &peak),
+                simulation->makespan);
+    jpp_simulation_destroy(simulation);
+    jpp_schedule_destroy(schedule);
+  }
 }
 
 // A rank moves one activation each way in the 3 ms of a microbatch.
@@ -470,6 +500,7 @@ int main(void) {
       cmocka_unit_test(test_latency_is_found_in_predicted_runs),
       cmocka_unit_test(test_cores_and_steps_in_flight_count),
       cmocka_unit_test(test_moves_hide_behind_compute),
+      cmocka_unit_test(test_moves_are_those_of_a_simulation),
       cmocka_unit_test(test_refusals),
   };
   return cmocka_run_group_tests_name("predict", tests, NULL, NULL);

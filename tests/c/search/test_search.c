@@ -89,6 +89,77 @@ static void test_every_size_is_served(void** state) {
   }
 }
 
+static const jpp_cost_t kEven[] = {{1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1},
+                                   {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}};
+
+// Eight ranks that hold four microbatches of 10 bytes each, half of what 1F1B keeps.
+static jpp_search_result_t search_half(double host_bandwidth, uint64_t input_bytes,
+                                       double seconds) {
+  return search((jpp_search_options_t){.struct_size = sizeof(jpp_search_options_t),
+                                       .stages = 8,
+                                       .ranks = 8,
+                                       .microbatches = 32,
+                                       .costs = kEven,
+                                       .memory_limit = 40,
+                                       .activation_bytes = 10,
+                                       .seconds = seconds,
+                                       .input_bytes = input_bytes,
+                                       .host_bandwidth = host_bandwidth});
+}
+
+static void assert_offloads(double host_bandwidth, double seconds, double longest) {
+  jpp_search_result_t result = search_half(host_bandwidth, 1, seconds);
+  assert_int_equal(result.activations, JPP_ACTIVATIONS_OFFLOADED);
+  assert_true(result.makespan <= longest);
+  assert_true(result.makespan == result.makespans[JPP_ACTIVATIONS_OFFLOADED]);
+  assert_true(result.makespans[JPP_ACTIVATIONS_RECOMPUTED] > result.makespan);
+  assert_true(result.makespans[JPP_ACTIVATIONS_KEPT] > result.makespan);
+  jpp_simulate_options_t options = {.struct_size = sizeof(options),
+                                    .stage_costs = kEven,
+                                    .activations = result.activations,
+                                    .memory_limit = 40,
+                                    .activation_bytes = 10,
+                                    .host_bandwidth = host_bandwidth};
+  jpp_simulation_t* simulation = NULL;
+  ASSERT_OK(jpp_schedule_simulate(result.schedule, &options, &simulation));
+  assert_true(simulation->makespan == result.makespan);
+  for (uint32_t r = 0; r < 8; ++r) assert_true(simulation->ranks[r].peak <= 4);
+  assert_null(simulation->moves[7]);
+  jpp_simulation_destroy(simulation);
+  jpp_schedule_destroy(result.schedule);
+}
+
+// As in PipeOffload (arXiv 2503.01328): with half the memory, a step
+// takes hardly longer if the links carry the activations of a microbatch in its 3 units.
+static void test_half_the_memory_costs_little_time(void** state) {
+  (void)state;
+  const double whole_backwards = (32 + 7) * 3;
+  assert_offloads(10. / 3, 0, 1.05 * whole_backwards);
+  // With half as much again, weight gradients fill bubbles as without a limit.
+  assert_offloads(5, 3, 1.05 * (32 * 3 + 7));
+}
+
+// A link that takes 10 units for what a forward makes in 1.
+static void test_a_slow_link_is_not_used(void** state) {
+  (void)state;
+  jpp_search_result_t result = search_half(1, 1, 0.05);
+  assert_int_equal(result.activations, JPP_ACTIVATIONS_RECOMPUTED);
+  assert_true(result.makespans[JPP_ACTIVATIONS_OFFLOADED] > result.makespan);
+  assert_true(result.makespans[JPP_ACTIVATIONS_KEPT] > result.makespan);
+  jpp_schedule_destroy(result.schedule);
+  // Where inputs are as large as activations, recomputation saves nothing.
+  result = search_half(1, 10, 0.05);
+  assert_int_equal(result.activations, JPP_ACTIVATIONS_KEPT);
+  assert_true(result.makespans[JPP_ACTIVATIONS_RECOMPUTED] == 0);
+  jpp_schedule_destroy(result.schedule);
+  // Neither was asked for.
+  result = search_half(0, 0, 0.05);
+  assert_int_equal(result.activations, JPP_ACTIVATIONS_KEPT);
+  assert_true(result.makespan == result.makespans[JPP_ACTIVATIONS_KEPT]);
+  assert_true(result.makespans[JPP_ACTIVATIONS_OFFLOADED] == 0);
+  jpp_schedule_destroy(result.schedule);
+}
+
 // The picture draws each task once and a curve for each rank, and loads nothing.
 static void test_pictures_hold_every_task(void** state) {
   (void)state;
@@ -187,7 +258,15 @@ static void test_a_search_has_an_end(void** state) {
     ASSERT_FAILS(jpp_schedule_search(&options, &result), JPP_INVALID_ARGUMENT,
                  "expected a latency");
     options.latency = 0;
+    options.host_bandwidth = kBad[i];
+    ASSERT_FAILS(jpp_schedule_search(&options, &result), JPP_INVALID_ARGUMENT,
+                 "host bandwidth: expected a number of at least 0");
+    options.host_bandwidth = 0;
   }
+  options.input_bytes = 2;
+  ASSERT_FAILS(jpp_schedule_search(&options, &result), JPP_INVALID_ARGUMENT,
+               "expected at most 1 bytes, found 2");
+  options.input_bytes = 0;
   // A latency much larger than the costs.
   options.latency = 1e100;
   ASSERT_OK(jpp_schedule_search(&options, &result));
@@ -200,6 +279,8 @@ int main(void) {
       cmocka_unit_test(test_a_search_has_an_end),
       cmocka_unit_test(test_uneven_stages_are_beaten),
       cmocka_unit_test(test_limits_are_kept),
+      cmocka_unit_test(test_half_the_memory_costs_little_time),
+      cmocka_unit_test(test_a_slow_link_is_not_used),
       cmocka_unit_test(test_every_size_is_served),
       cmocka_unit_test(test_pictures_hold_every_task),
       cmocka_unit_test(test_pictures_show_streams),

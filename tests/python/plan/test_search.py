@@ -7,6 +7,7 @@ import os
 import pathlib
 import signal
 from types import FrameType
+from typing import Any
 
 import pytest
 
@@ -72,3 +73,22 @@ def test_csv_file_that_is_not_there(tmp_path: pathlib.Path) -> None:
         CsvSchedule(tmp_path / "none.csv")
     with pytest.raises(jaxpp.JaxppError, match="Is a directory"):
         CsvSchedule(tmp_path)
+
+
+def test_activations_are_weighed() -> None:
+    even = [(1.0, 1.0, 1.0)] * 8
+    limits: dict[str, Any] = {"memory_limit": 40, "activation_bytes": 10, "seconds": 0.1}
+    schedule = Searched(even, 8, **limits, host_bandwidth=3.4, input_bytes=1)
+    assert schedule.build(32, 8).sizes().microbatches == 32
+    found = schedule.found[32]
+    kept, offloaded, recomputed = found.makespans
+    assert found.activations == "offloaded"
+    assert offloaded == found.makespan == 117
+    assert kept > offloaded < recomputed
+    schedule = Searched(even, 8, **limits, host_bandwidth=1, input_bytes=1)
+    schedule.build(32, 8)
+    assert schedule.found[32].activations == "recomputed"
+    with pytest.raises(jaxpp.JaxppError, match="host_bandwidth=-1; expected a number of at"):
+        Searched(even, 8, host_bandwidth=-1)
+    with pytest.raises(jaxpp.JaxppError, match="expected at most 10 bytes, found 11"):
+        Searched(even, 8, **limits, input_bytes=11).build(32, 8)

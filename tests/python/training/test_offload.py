@@ -129,3 +129,22 @@ def test_saved_and_loaded(tmp_path: pathlib.Path) -> None:
     loaded = jaxpp.load(tmp_path / "plan")
     assert bits(loaded(weights(4), batch())) == bits(compiled(weights(4), batch()))
     assert str(loaded.cost_summary()) == str(compiled.cost_summary())
+
+
+def test_auto_offloads_if_no_schedule_fits_otherwise() -> None:
+    def auto(**options: Any) -> Any:
+        return make_step(jaxpp.Auto(seconds=0.1), 5, mesh_of(4, {}), **options)
+
+    arguments = weights(5), batch()  # `Auto` has a mark for each stage: four
+    with pytest.raises(jaxpp.JaxppError, match="the smallest takes") as raised:
+        auto(memory_limit=1, offload=False)(*arguments)
+    least = int(str(raised.value).split("smallest takes ")[1].split()[0])
+    expected = bits(auto()(*arguments))
+    with pytest.raises(jaxpp.JaxppError, match="the smallest takes"):
+        auto(memory_limit=least - 1, offload=False)(*arguments)
+    step = auto(memory_limit=least - 1)
+    compiled = step.compile(*arguments)
+    assert bits(compiled(*arguments)) == expected
+    ranks = compiled.cost_summary().ranks
+    assert max(rank.peak_bytes for rank in ranks) < least
+    assert max(rank.peak_host_bytes for rank in ranks) > 0
