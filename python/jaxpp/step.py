@@ -24,13 +24,8 @@ from jaxpp.errors import (
 from jaxpp.jax_internals.context import is_tracing, settings_key
 from jaxpp.mesh import MpmdMesh
 from jaxpp.plan.costs import CostSummary
-from jaxpp.plan.planning import (
-    Traced,
-    given_memories,
-    name_of,
-    trace_function,
-    trace_step,
-)
+from jaxpp.plan.planned import Traced
+from jaxpp.plan.planning import given_memories, name_of, trace_function, trace_step
 from jaxpp.run.compiled import CompiledStep
 from jaxpp.trace.call import (
     Call,

@@ -28,7 +28,7 @@ from jaxpp.lower.handlers import register_handlers
 from jaxpp.lower.lowering import Code, TaskModules
 from jaxpp.mesh import MpmdMesh, rank_axes
 from jaxpp.plan.costs import Collectives
-from jaxpp.plan.planning import Planned
+from jaxpp.plan.planned import Planned
 from jaxpp.trace.call import Options
 
 __all__ = [

@@ -15,7 +15,7 @@ import jaxpp
 from jaxpp.jax_internals.jaxprs import printed_lines
 from jaxpp.lower.lowering import Code
 from jaxpp.placements import physical_array
-from jaxpp.plan.planning import Planned, Traced
+from jaxpp.plan.planned import Planned, Traced
 from jaxpp.trace.call import Options
 
 __all__ = ["StepIdentity", "identity_of"]

@@ -23,7 +23,7 @@ from jax.sharding import Mesh
 from jaxpp.array import MpmdArray
 from jaxpp.errors import definition_line, make_error
 from jaxpp.mesh import MpmdMesh
-from jaxpp.plan.planning import Traced
+from jaxpp.plan.planned import Traced
 from jaxpp.step import BoundStep, LoweredStep, MpmdFunction, make_options
 from jaxpp.trace.call import Call, struct_of
 from jaxpp.trace.program import Program, TaskOptions, Transfer, current_program

@@ -21,7 +21,7 @@ from jaxpp.errors import JaxppError, make_error, raised_text
 from jaxpp.lower.lowering import Code, TaskModules, modules_of_all
 from jaxpp.placements import carrier_of
 from jaxpp.plan.costs import Collectives
-from jaxpp.plan.planning import Planned
+from jaxpp.plan.planned import Planned
 from jaxpp.remote.controller import Message, Workers
 from jaxpp.remote.messages import Measure, SetChecks, SetTracing, Step, Upload
 from jaxpp.remote.value import RemoteValue

@@ -26,7 +26,7 @@ from jaxpp.placements import (
 )
 from jaxpp.plan.costs import CostSummary, MemoryAnalysis, Prediction
 from jaxpp.plan.evaluation import zeros
-from jaxpp.plan.planning import Planned, Traced
+from jaxpp.plan.planned import Planned, Traced
 from jaxpp.run.arguments import Argument, Source, source_of
 from jaxpp.run.saving import StepLayout, save_step
 from jaxpp.run.times import collecting, note_step

@@ -20,7 +20,7 @@ from jaxpp.lower.callbacks import Callback, Function, renew_callbacks
 from jaxpp.lower.lowering import LoweredTask
 from jaxpp.mesh import MpmdMesh
 from jaxpp.placements import carrier_of
-from jaxpp.plan.planning import Planned
+from jaxpp.plan.planned import Planned
 from jaxpp.plan.sharding import Specs
 from jaxpp.run.compiled import CompiledStep
 from jaxpp.run.trees import decode_tree, decode_value

@@ -19,7 +19,7 @@ from jaxpp.jax_internals.arrays import key_implementation
 from jaxpp.lower.lowering import TaskModules
 from jaxpp.mesh import MpmdMesh, rank_axes
 from jaxpp.placements import Part, to_host
-from jaxpp.plan.planning import Planned
+from jaxpp.plan.planned import Planned
 from jaxpp.run.trees import EncodingError, encode_tree, encode_value
 
 __all__ = ["StepLayout", "save_step"]

@@ -19,7 +19,7 @@ import jaxpp.api as jaxpp
 import random_models
 from equality import COMPILE_FASTER, mesh_of
 from jaxpp.lower.lowering import TaskLowerer
-from jaxpp.plan.planning import Traced
+from jaxpp.plan.planned import Traced
 from random_models import Case, make_case
 from trainings import descent
 
