@@ -65,9 +65,11 @@ def mixtures(step: Step) -> dict[str, Callable[[], Any]]:
         "bytes of too few values": lambda: plan_measured(step, lambda staged: [1]),
         "bytes that are none": lambda: plan_measured(step, lambda staged: "x"),
         "limits of too few ranks": lambda: _core.Plan(step.graph, step.schedules, [1], None),
-        "a search on another graph": lambda: step.plan.search(graph, 0, [], [], None, 0.1),
+        "a search on another graph": lambda: step.plan.search(
+            graph, 0, [], [], None, 0.1, False
+        ),
         "a search like another schedule": lambda: step.plan.search(
-            step.graph, 0, [other], [(1.0, 1.0, 1.0)] * 3, None, 0.1
+            step.graph, 0, [other], [(1.0, 1.0, 1.0)] * 3, None, 0.1, False
         ),
         "a rank that is not there": lambda: step.plan.explain_memory(2, "m"),
         "an op that is not there": lambda: step.staged.op(10**6),

@@ -295,6 +295,7 @@ def cases(step: Step) -> list[Case]:
             ("list", costs),
             ("anything", None),
             ("float", 0.01),
+            ("anything", False),
         ),
         Case(
             "Plan.explain_memory",
