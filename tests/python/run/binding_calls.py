@@ -64,7 +64,9 @@ def mixtures(step: Step) -> dict[str, Callable[[], Any]]:
         "a finished graph": lambda: graph.add_output(0, "x", _core.NONE),
         "bytes of too few values": lambda: plan_measured(step, lambda staged: [1]),
         "bytes that are none": lambda: plan_measured(step, lambda staged: "x"),
-        "limits of too few ranks": lambda: _core.Plan(step.graph, step.schedules, [1], None),
+        "limits of too few ranks": lambda: _core.Plan(
+            step.graph, step.schedules, ([1], None), None, False
+        ),
         "a search on another graph": lambda: step.plan.search(
             graph, 0, [], [], None, 0.1, False
         ),
