@@ -240,7 +240,7 @@ def plain_grads(loss: Any, params: Any, batch: Any) -> Any:
     return jax.tree.map(lambda x: x.sum(0), each)
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.soak)])
 def test_cut_placement_and_order_are_chosen_together(ranks: int) -> None:
     loss, params, batch = layers_and_head(8)
     auto = jaxpp.Auto(seconds=0.4)
