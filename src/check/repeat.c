@@ -47,7 +47,7 @@ static bool is_alike(const jpp_walk_t* w, uint32_t at) {
          instr->num_results == later->num_results && later->microbatch == microbatch;
 }
 
-// The RUN in the middle of those of the loop; JPP_NONE if there is none.
+// Returns the median RUN of the loop, or JPP_NONE if the actor runs none of its tasks.
 static uint32_t middle_run(const jpp_walk_t* w, uint32_t loop) {
   uint32_t runs = 0, before = 0;
   for (uint32_t i = 0; i < w->program->num_instrs; ++i) runs += is_run_of(w, i, loop);

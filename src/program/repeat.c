@@ -58,7 +58,7 @@ static uint32_t count_repeated(const jpp_program_builder_t* b,
   return count;
 }
 
-// The run in the middle of the loop's; JPP_NONE if there is none.
+// Returns the median RUN of the loop, or JPP_NONE if the rank runs none of its tasks.
 static uint32_t middle_run(const jpp_program_builder_t* b,
                            const jpp_instr_drafts_t* instrs, uint32_t loop) {
   uint32_t runs = 0, before = 0;

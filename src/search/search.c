@@ -105,7 +105,7 @@ static jpp_status_t* measure_schedule(const search_t* search,
   return status;
 }
 
-// Whether a makespan is shorter than the best so far, 0 if there is none.
+// Whether a makespan beats the best one so far. `best` is 0 before any was found.
 static bool is_shorter(double makespan, double best) {
   return best == 0 || makespan < best * (1 - 1e-12);
 }

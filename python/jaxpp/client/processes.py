@@ -80,15 +80,17 @@ class Processes:
 
     def _exchange(self, key: str, mine: bytes) -> list[bytes]:
         """The values that all processes store under the key."""
+        return self._store(key, mine)()
+
+    def _store(self, key: str, mine: bytes) -> Callable[[], list[bytes]]:
+        """Stores a value; the function that it returns waits for those of all processes."""
         coordination().key_value_set_bytes(f"{key}/{self.me}", mine)
-        return [_key_of(p, f"{key}/{p}") for p in range(self.count)]
+        return lambda: [_key_of(p, f"{key}/{p}") for p in range(self.count)]
 
     def share(self, mine: bytes) -> Callable[[], list[bytes]]:
         """Stores a value that belongs to the step just created, and returns a function that
         waits for those of all processes. Every process calls it."""
-        key = f"jaxpp/{next(_numbers)}"
-        coordination().key_value_set_bytes(f"{key}/{self.me}", mine)
-        return lambda: [_key_of(p, f"{key}/{p}") for p in range(self.count)]
+        return self._store(f"jaxpp/{next(_numbers)}", mine)
 
     def _token(self, key: str) -> bytes:
         """The secret that authenticates the network's peers; the first process creates it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import os
 from collections.abc import Callable, Sequence
@@ -16,7 +17,15 @@ from jaxpp.trace.auto_stages import Cut
 from jaxpp.trace.call import MemoryLimits, Options, memory_limits_of
 from jaxpp.trace.graph import Graph
 
-__all__ = ["Auto", "Found", "best_cut", "find_schedules", "is_auto", "trial_length"]
+__all__ = [
+    "Auto",
+    "Found",
+    "best_cut",
+    "find_schedules",
+    "is_auto",
+    "offloaded_if_needed",
+    "trial_length",
+]
 
 _log = logging.getLogger("jaxpp")
 
@@ -160,6 +169,23 @@ def shared_cores(mesh: MpmdMesh) -> str:
     )
 
 
+_T = TypeVar("_T")
+
+
+def offloaded_if_needed(plan: Callable[[bool], _T], offload: bool | None) -> tuple[_T, bool]:
+    """What `plan` returns without or with offloading, and which it was. `offload` is the step's
+    option; None: with offloading only if memory does not suffice without."""
+    try:
+        return plan(bool(offload)), bool(offload)
+    except JaxppError as error:
+        if error.code != "out-of-memory" or offload is not None:
+            raise
+        try:
+            return plan(True), True
+        except JaxppError:
+            raise error from None
+
+
 def _search(
     at: int,
     graph: Graph,
@@ -170,21 +196,12 @@ def _search(
     seconds: float,
     offload: bool | None,
 ) -> Found:
-    """`offload` is the step's option; None: only if no schedule fits without."""
     costs, spreads = [stage[:3] for stage in measured], [stage[3:] for stage in measured]
     parts = (graph.core, at, schedules, costs, limits, seconds)
-    offloads = bool(offload)
     try:
-        found = like.search(*parts, offloads)
+        found, offloads = offloaded_if_needed(functools.partial(like.search, *parts), offload)
     except JaxppError as error:
-        error = annotate(error, f"loop at {graph.loops[at].where}")
-        if error.code != "out-of-memory" or offload is not None:
-            raise error from None
-        offloads = True
-        try:
-            found = like.search(*parts, offloads)
-        except JaxppError:
-            raise error from None
+        raise annotate(error, f"loop at {graph.loops[at].where}") from None
     return Found(
         found.schedule,
         found.name,

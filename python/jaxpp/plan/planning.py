@@ -29,7 +29,13 @@ from jaxpp.jax_internals.arrays import broadcast_prefix
 from jaxpp.jax_internals.jaxprs import discharged, drop_unused
 from jaxpp.mesh import MpmdMesh, MpmdSharding, memory_of
 from jaxpp.plan.advice import Step, layout_advice, warn_of_unparted
-from jaxpp.plan.auto import best_cut, find_schedules, is_auto, trial_length
+from jaxpp.plan.auto import (
+    best_cut,
+    find_schedules,
+    is_auto,
+    offloaded_if_needed,
+    trial_length,
+)
 from jaxpp.plan.carried import carried
 from jaxpp.plan.planned import Traced
 from jaxpp.plan.sharding import Specs, StepShardings
@@ -597,15 +603,7 @@ def trace_step(
         found.plan.check_host_limit(options.host_limits)
         return found
 
-    try:
-        traced = plan_within_limits(bool(options.offload))
-    except JaxppError as error:
-        if error.code != "out-of-memory" or options.offload is not None:
-            raise
-        try:
-            traced = plan_within_limits(True)
-        except JaxppError:
-            raise error from None
+    traced, _ = offloaded_if_needed(plan_within_limits, options.offload)
     line = definition_line(fun)
     step = Step(f"step {traced_call.name} at {line}", line, options.mesh.lowering_mesh())
     found_advice = [

@@ -57,8 +57,8 @@ static void test_moves_take_turns_on_the_links(void** state) {
                                     .host_bandwidth = 1};
   // The activations arrive on the host at 3 and 5, and come back at once.
   expect("gpipe", options, &(expected_t){9, {0, 1, 5, 7}, {3, 5, 3, 5}, 2, 2});
-  // With room for one, a forward waits until that of the one before has left, and a
-  // backward until the one before has ended.
+  // With room for one microbatch, a forward waits until the previous activations have
+  // left, and a backward until the previous backward has ended.
   options.memory_limit = 2;
   expect("1f1b", options, &(expected_t){14, {0, 3, 8, 12}, {3, 6, 6, 10}, 1, 2});
   // With room for both, they stay.
