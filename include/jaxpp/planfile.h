@@ -22,6 +22,9 @@
 // The newest file format that this version writes and reads.
 #define JPP_PLANFILE_FORMAT 1
 
+// The first 16 bytes of a plan file, in every format.
+#define JPP_PLANFILE_MAGIC "jaxpp plan file\n"
+
 // Its layout is final.
 typedef struct jpp_planfile_bytes {
   const void* data;

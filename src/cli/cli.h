@@ -71,11 +71,12 @@ typedef enum jpp_cli_flag {
   JPP_FLAG_PLAN_MEMORY = 1 << 17,  // memory-limit for all kinds of bytes
   JPP_FLAG_LATENCY = 1 << 18,
   JPP_FLAG_LAUNCH = 1 << 19,  // flags of launch, and a command after "--"
-  JPP_FLAG_RUN = 1 << 20,     // plugin, steps, seed
+  JPP_FLAG_RUN = 1 << 20,     // steps, seed
   JPP_FLAG_SPMD = 1 << 21,
   JPP_FLAG_MORE_WORDS = 1 << 22,  // any number of words after num_words
   JPP_FLAG_MACHINE = 1 << 23,     // cores, processes, links
   JPP_FLAG_HOST = 1 << 24,        // host-bandwidth, input-bytes
+  JPP_FLAG_PLUGIN = 1 << 25,
 } jpp_cli_flag_t;
 
 // Parses the words after the command's name. JPP_INVALID_ARGUMENT says what is wrong.

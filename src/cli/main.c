@@ -16,9 +16,11 @@ enum {
 };
 
 static const jpp_cli_command_t kCommands[] = {
-    {"plan", "FILE", 1, kPlanFlags | JPP_FLAG_AFTER | JPP_FLAG_PLAN_MEMORY,
-     "plan the graph in a file ('-': standard input)", jpp_cli_plan},
-    {"run", "PLAN", 1, JPP_FLAG_RUN | JPP_FLAG_JSON,
+    {"plan", "FILE", 1,
+     kPlanFlags | JPP_FLAG_AFTER | JPP_FLAG_PLAN_MEMORY | JPP_FLAG_PLUGIN,
+     "plan the graph in a file ('-': standard input), or show the plan that save() wrote",
+     jpp_cli_plan},
+    {"run", "PLAN", 1, JPP_FLAG_RUN | JPP_FLAG_PLUGIN | JPP_FLAG_JSON,
      "run a plan that save() wrote, without Python", jpp_cli_run},
     {"schedule list", "", 0, JPP_FLAG_JSON, "list the built-in schedules",
      jpp_cli_schedule_list},

@@ -88,7 +88,7 @@ static const flag_t kFlags[] = {
      "of these, a stage's input, which is what recomputation keeps"},
     {JPP_FLAG_HOST, "--host-bandwidth", "B", FLAG_NUMBER, FIELD(host_bandwidth),
      "bytes per unit of time between a rank and the host, each way, for offloading"},
-    {JPP_FLAG_RUN, "--plugin", "PATH", FLAG_TEXT, FIELD(plugin),
+    {JPP_FLAG_PLUGIN, "--plugin", "PATH", FLAG_TEXT, FIELD(plugin),
      "the PJRT plugin; default JPP_PLUGIN, then the CPU plugin installed beside jaxpp"},
     {JPP_FLAG_RUN, "--steps", "N", FLAG_U32, FIELD(steps), "steps to run; default 10"},
     {JPP_FLAG_RUN, "--seed", "N", FLAG_U32, FIELD(seed),

@@ -1,96 +1,27 @@
 // jaxpp run: runs a plan file from C alone, on arguments of zeros or random numbers. As
 // in training, results take the place of arguments in the next step.
-#include <glob.h>
 #include <inttypes.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "base/json.h"
-#include "cli/cli.h"
-#include "jaxpp/option.h"
-#include "jaxpp/planfile.h"
+#include "cli/step.h"
 
-enum { kDefaultSteps = 10, kMostPath = 4096 };
+enum { kDefaultSteps = 10 };
 
 typedef struct run {
   const jpp_cli_options_t* options;
-  jpp_planfile_t* file;
-  const jpp_graph_t* graph;
-  uint32_t num_args;  // without constants
-  jpp_client_t* client;
+  jpp_cli_step_t opened;
+  // Borrowed from `opened`.
+  const jpp_planfile_t* file;
   jpp_planfile_step_t* step;
-  jpp_plan_costs_t* costs;
+  const jpp_graph_t* graph;
+  uint32_t num_args;      // without constants
   jpp_array_t** args;     // [num_args]
   jpp_array_t** results;  // [graph->num_outputs] of the last step
   uint32_t* replaced;     // [graph->num_outputs] results of replaced_by()
   uint32_t steps;
-  double compile_ms, first_ms, step_ms;  // the last: mean of all steps but the first
+  double first_ms, step_ms;  // the last: mean of all steps but the first
 } run_t;
-
-// --- The plugin -----------------------------------------------------------------------
-
-// Where pip puts packages, relative to the command's folder: `pattern` has room for
-// kMostPath bytes.
-static bool pattern_of_plugin(char* pattern) {
-  static const char kBehind[] =
-      "/lib/python3*/site-packages/lammps_jax_pjrt_cpu/pjrt_c_api_cpu_plugin.so";
-  char path[kMostPath - sizeof(kBehind)];
-  ssize_t length = readlink("/proc/self/exe", path, sizeof(path) - 1);
-  if (length < 0) return false;
-  path[length] = 0;
-  for (int up = 0; up < 2; ++up) {
-    char* slash = strrchr(path, '/');
-    if (slash) *slash = 0;
-  }
-  snprintf(pattern, kMostPath, "%s%s", path, kBehind);
-  return true;
-}
-
-static jpp_status_t* find_plugin(const jpp_cli_options_t* options, jpp_str_t* path) {
-  const char* named = options->plugin;
-  char pattern[kMostPath] = "";
-  glob_t found = {0};
-  if (!named) named = jpp_option_get(JPP_OPTION_PLUGIN);
-  if (!named && pattern_of_plugin(pattern) && glob(pattern, 0, NULL, &found) == 0) {
-    named = found.gl_pathv[0];
-  }
-  if (named) jpp_str_append(path, named);
-  globfree(&found);
-  if (named) return NULL;
-  return jpp_status_make(JPP_PLUGIN_ERROR,
-                         "no PJRT plugin: neither --plugin nor JPP_PLUGIN names one, and "
-                         "there is no %s; pip install lammps-jax-pjrt-cpu, or name "
-                         ".venv/lib/python3*/site-packages/xla_plugins/xla_cpu_pjrt/"
-                         "xla_cpu_pjrt.so of the folder in which make install was run",
-                         pattern);
-}
-
-static jpp_status_t* create_client(run_t* run, const char* plugin) {
-  const jpp_planfile_contents_t* contents = &run->file->contents;
-  jpp_client_option_t devices = {
-      .name = "cpu_device_count",
-      .type = JPP_OPTION_INT64,
-      .int64_value = (int64_t)contents->planned->ranks * contents->devices_per_rank};
-  jpp_pjrt_options_t options = {.struct_size = sizeof(options),
-                                .plugin_path = plugin,
-                                .options = &devices,
-                                .option_count = !strcmp(contents->platform, "cpu")};
-  setenv("TF_CPP_MIN_LOG_LEVEL", "2", 0);  // failures are reported as a status
-  return jpp_client_create_pjrt(&options, &run->client);
-}
-
-static jpp_status_t* open_client(run_t* run) {
-  jpp_str_t path = {0};
-  char* plugin = NULL;
-  jpp_status_t* status = find_plugin(run->options, &path);
-  if (!status) status = jpp_str_finish(&path, &plugin);
-  jpp_str_deinit(&path);
-  if (!status) status = create_client(run, plugin);
-  jpp_text_free(plugin);
-  return status;
-}
 
 // --- Arguments ------------------------------------------------------------------------
 
@@ -220,19 +151,7 @@ static jpp_status_t* run_steps(run_t* run) {
   return NULL;
 }
 
-static jpp_status_t* prepare_step(run_t* run) {
-  const jpp_planfile_contents_t* contents = &run->file->contents;
-  uint32_t *devices = NULL, count = contents->planned->ranks * contents->devices_per_rank;
-  double begin = jpp_cli_now_ms();
-  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(count, &devices));
-  jpp_status_t* status = jpp_planfile_devices(run->file, run->client, count, devices);
-  if (!status) {
-    status = jpp_planfile_step_create(run->file, run->client, devices, &run->step);
-  }
-  jpp_free(devices);
-  JPP_RETURN_IF_ERROR(status);
-  run->compile_ms = jpp_cli_now_ms() - begin;
-  JPP_RETURN_IF_ERROR(jpp_planfile_step_costs(run->step, &run->costs));
+static jpp_status_t* prepare_arrays(run_t* run) {
   uint32_t outputs = run->graph->num_outputs;
   JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(run->num_args, &run->args));
   JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(outputs, &run->results));
@@ -315,14 +234,14 @@ static jpp_status_t* print_text(const run_t* run, jpp_str_t* out) {
                   planned->graph->name, run->file->maker, planned->ranks,
                   contents->devices_per_rank, contents->platform);
   jpp_str_appendf(out, "compiled %u modules in %.0f ms\n", contents->num_modules,
-                  run->compile_ms);
+                  run->opened.compile_ms);
   jpp_str_appendf(out, "first step %.3f ms", run->first_ms);
   if (run->steps > 1) {
     jpp_str_appendf(out, ", %u more %.3f ms each", run->steps - 1, run->step_ms);
   }
   jpp_str_append(out, "\n");
   char* costs = NULL;
-  JPP_RETURN_IF_ERROR(jpp_plan_costs_print(run->costs, &costs));
+  JPP_RETURN_IF_ERROR(jpp_plan_costs_print(run->opened.costs, &costs));
   jpp_str_appendf(out, "\n%s\n", costs);
   jpp_text_free(costs);
   return print_results(run, out);
@@ -350,21 +269,6 @@ static jpp_status_t* results_to_json(const run_t* run, json_t** out_list) {
   return NULL;
 }
 
-static json_t* collectives_to_json(const jpp_plan_costs_t* costs) {
-  json_t* list = json_array();
-  for (uint32_t c = 0; c < costs->num_collectives; ++c) {
-    const jpp_collective_costs_t* row = &costs->collectives[c];
-    jpp__json_append(&list, json_pack("{sI so so so sI sI}",              //
-                                      "rank", (json_int_t)row->rank,      //
-                                      "task", jpp__json_text(row->task),  //
-                                      "kind", jpp__json_text(row->kind),  //
-                                      "axes", jpp__json_text(row->axes),  //
-                                      "times", (json_int_t)row->times,    //
-                                      "bytes", (json_int_t)row->bytes));
-  }
-  return list;
-}
-
 static jpp_status_t* print_json(const run_t* run, jpp_str_t* out) {
   const jpp_planfile_contents_t* contents = &run->file->contents;
   const jpp_planned_t* planned = contents->planned;
@@ -383,12 +287,12 @@ static jpp_status_t* print_json(const run_t* run, jpp_str_t* out) {
                           "ranks", (json_int_t)planned->ranks,                         //
                           "devices_per_rank", (json_int_t)contents->devices_per_rank,  //
                           "modules", (json_int_t)contents->num_modules,                //
-                          "compile_ms", run->compile_ms,                               //
+                          "compile_ms", run->opened.compile_ms,                        //
                           "steps", (json_int_t)run->steps,                             //
                           "first_step_ms", run->first_ms,                              //
                           "step_ms", run->step_ms,                                     //
                           "peak_bytes", peaks, "peak_host_bytes", host_peaks,          //
-                          "collectives", collectives_to_json(run->costs),              //
+                          "collectives", jpp_cli_collectives_json(run->opened.costs),  //
                           "results", results);
   if (status) {
     json_decref(all);
@@ -402,11 +306,12 @@ static jpp_status_t* print_json(const run_t* run, jpp_str_t* out) {
 // --- All ------------------------------------------------------------------------------
 
 static jpp_status_t* run_file(run_t* run, jpp_str_t* out) {
-  JPP_RETURN_IF_ERROR(jpp_planfile_load(run->options->words[0], &run->file));
+  JPP_RETURN_IF_ERROR(jpp_cli_step_open(run->options, &run->opened));
+  run->file = run->opened.file;
+  run->step = run->opened.step;
   run->graph = run->file->contents.planned->graph;
   run->num_args = run->graph->num_args - run->file->contents.num_constants;
-  JPP_RETURN_IF_ERROR(open_client(run));
-  JPP_RETURN_IF_ERROR(prepare_step(run));
+  JPP_RETURN_IF_ERROR(prepare_arrays(run));
   JPP_RETURN_IF_ERROR(run_steps(run));
   return run->options->json ? print_json(run, out) : print_text(run, out);
 }
@@ -422,9 +327,6 @@ jpp_status_t* jpp_cli_run(const jpp_cli_options_t* options, jpp_str_t* out) {
   jpp_free(run.args);
   jpp_free(run.results);
   jpp_free(run.replaced);
-  jpp_plan_costs_destroy(run.costs);
-  jpp_planfile_step_destroy(run.step);
-  jpp_client_destroy(run.client);
-  jpp_planfile_destroy(run.file);
+  jpp_cli_step_close(&run.opened);
   return status;
 }

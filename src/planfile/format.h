@@ -20,8 +20,6 @@
 
 #include "jaxpp/planfile.h"
 
-#define JPP_PLANFILE_MAGIC "jaxpp plan file\n"
-
 enum {
   JPP_PLANFILE_MAGIC_SIZE = 16,
   JPP_PLANFILE_FORMAT_AT = 16,

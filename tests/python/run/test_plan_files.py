@@ -308,10 +308,12 @@ def test_static_arguments_that_have_no_form(mesh2: Any, tmp_path: pathlib.Path) 
 # --- C alone ----------------------------------------------------------------------------
 
 
-def run_command(command: str, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
+def run_command(
+    command: str, *words: str, of: str = "run", **env: str
+) -> subprocess.CompletedProcess[str]:
     environment = {k: v for k, v in os.environ.items() if k != "JPP_PLUGIN"} | env
     return subprocess.run(
-        [command, "run", *words], capture_output=True, text=True, env=environment
+        [command, of, *words], capture_output=True, text=True, env=environment
     )
 
 
@@ -329,9 +331,38 @@ def test_the_command_shows_the_costs(command: str, tmp_path: pathlib.Path) -> No
     words = (str(tmp_path / "plan"), "--plugin", str(lammps_jax_pjrt_cpu.PLUGIN_PATH))
     costs = step.cost_summary()
     assert costs.collectives
-    assert str(costs) in run_command(command, *words).stdout
-    found = json.loads(run_command(command, *words, "--json").stdout)["collectives"]
-    assert found == [dataclasses.asdict(row) for row in costs.collectives]
+    rows = [dataclasses.asdict(row) for row in costs.collectives]
+    for of in ("run", "plan"):
+        assert str(costs) in run_command(command, *words, of=of).stdout
+        found = json.loads(run_command(command, *words, "--json", of=of).stdout)
+        assert found["collectives"] == rows
+
+
+def test_the_command_shows_a_saved_plan(
+    command: str, plan: str, tmp_path: pathlib.Path
+) -> None:
+    """Its parts need no plugin, and flags that would change the plan are refused."""
+    for part in ("graph", "schedule", "partition", "program", "check"):
+        done = run_command(command, plan, "--after", part, of="plan")
+        assert done.returncode == 0 and done.stdout, done.stderr
+    (tmp_path / "graph.jpp").write_text(
+        run_command(command, plan, "--after=graph", of="plan").stdout
+    )
+    graph = json.loads(
+        run_command(
+            command, str(tmp_path / "graph.jpp"), "--json", "--after=graph", of="plan"
+        ).stdout
+    )
+    assert graph == json.loads(
+        run_command(command, plan, "--json", "--after=graph", of="plan").stdout
+    )
+    for flag in ("--ranks=2", "--stages=2", "--slots=3", "--schedule=gpipe", "--fuse"):
+        done = run_command(command, plan, flag, of="plan")
+        assert done.returncode == 2
+        assert f"{flag.split('=')[0]} changes a plan" in done.stderr
+    words = (plan, "--memory-limit=100", "--after=check")
+    done = run_command(command, *words, of="plan")
+    assert done.returncode == 1 and "expected at most 100 bytes" in done.stderr
 
 
 def test_the_command_trains(command: str, plan: str) -> None:
