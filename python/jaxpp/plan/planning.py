@@ -339,18 +339,20 @@ def _shards(spec: PartitionSpec | None, axis: int) -> bool:
 
 
 def _may_part(mesh: MpmdMesh) -> bool:
-    explicit = any(t is AxisType.Explicit for t in mesh.jax_mesh.axis_types)
+    explicit = any(t is AxisType.Explicit for t in mesh.lowering_mesh().axis_types)
     return mesh.mpmd_dim > 1 and not explicit
 
 
-def _with_split_leaves(traced_call: _TracedCall) -> _TracedCall:
+def _with_split_leaves(traced_call: _TracedCall, donated: list[bool]) -> _TracedCall:
     """The step with leaves that hold the weights of several stages split into parts."""
     if not _may_part(traced_call.mesh):
         return traced_call
     with traced_call.mesh.tracing_context():
         specs = traced_call.in_specs
         found, unparted = part_step(
-            traced_call.closed, lambda k, axis: not _shards(specs[k], axis)
+            traced_call.closed,
+            lambda k, axis: not _shards(specs[k], axis),
+            traced_call.next_args(donated),
         )
     avals = [v.aval for v in traced_call.closed.jaxpr.invars]
     warn_of_unparted(
@@ -428,7 +430,7 @@ def _trace_call(
     fun: Callable[..., Any], signature: Signature, call: Call, options: Options
 ) -> _TracedCall:
     mesh = options.mesh
-    names, _ = signature.describe(call)
+    names, donated = signature.describe(call)
     taken = _broadcast_shardings(options.in_specs, call.args, "in_specs", names, mesh)
     _warn_of_pipeline_axis(taken, "in_specs", names, mesh, definition_line(fun))
     in_specs = [_spec_of(t, "in_specs", mesh) for t in taken]
@@ -466,7 +468,7 @@ def _trace_call(
         result_bounds=[None] * len(out_names),
         statics=signature.statics(call),
     )
-    return _with_split_results(_with_split_leaves(traced_call), given)
+    return _with_split_results(_with_split_leaves(traced_call, donated), given)
 
 
 def _trace_written(

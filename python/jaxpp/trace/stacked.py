@@ -23,6 +23,7 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 from jax.sharding import Sharding
 
+from jaxpp import _core
 from jaxpp.jax_internals.jaxprs import (
     bind,
     continued,
@@ -500,16 +501,18 @@ class PartedStep:
 
 
 def part_step(
-    closed: ClosedJaxpr, may_cut: Callable[[int, int], bool]
+    closed: ClosedJaxpr, may_cut: Callable[[int, int], bool], next_args: Sequence[int]
 ) -> tuple[PartedStep | None, dict[int, str | None]]:
     """The step in which leaves that several stages read in parts are split, or None if
     there are none; and the leaves that stay whole although several stages read rows of
-    them, each with a line. `may_cut`: as for `find_parting`."""
+    them, each with a line. `may_cut`: as for `find_parting`. `next_args`: for each result the
+    argument that it becomes in the next step, or NONE; it stays whole if the argument does.
+    """
     parting, lines = find_parting(closed, may_cut)
     refused: set[int] = set()
     while parting.leaves:
         evaluator = _Evaluator(parting)
-        found = _evaluate(closed, evaluator)
+        found = _evaluate(closed, evaluator, next_args)
         wanted = evaluator.wanted - refused - parting.leaves
         bounds = {k: parting.of(closed.jaxpr.invars[k].aval.shape) for k in wanted}
         more = {k for k, cut in bounds.items() if cut and may_cut(k, cut.axis)}
@@ -539,7 +542,9 @@ def cut_results(closed: ClosedJaxpr, bounds: Sequence[Bounds | None]) -> ClosedJ
     return continued(closed, jax.make_jaxpr(cut)(*structs).jaxpr)
 
 
-def _evaluate(closed: ClosedJaxpr, evaluator: _Evaluator) -> PartedStep:
+def _evaluate(
+    closed: ClosedJaxpr, evaluator: _Evaluator, next_args: Sequence[int]
+) -> PartedStep:
     jaxpr, parting = closed.jaxpr, evaluator.parting
     arguments = [
         parting.of(v.aval.shape) if k in parting.leaves else None
@@ -555,6 +560,10 @@ def _evaluate(closed: ClosedJaxpr, evaluator: _Evaluator) -> PartedStep:
             structs.append(jax.ShapeDtypeStruct(shape, v.aval.dtype))
     results: list[Bounds | None] = []
 
+    def is_whole_next(result: int) -> bool:
+        argument = next_args[result]
+        return argument != _core.NONE and arguments[argument] is None
+
     def run(*flat: Any) -> list[Any]:
         rest, args = iter(flat), []
         for k, (v, bounds) in enumerate(zip(jaxpr.invars, arguments, strict=True)):
@@ -565,7 +574,10 @@ def _evaluate(closed: ClosedJaxpr, evaluator: _Evaluator) -> PartedStep:
                 boxes = bounds.boxes(v.aval.shape)
                 pieces = [Piece(box, next(rest)) for box in boxes]
                 args.append(Parted(pieces, v.aval, frozenset([k])))
-        outs = [evaluator.by_rows(o) for o in evaluator.run(jaxpr, closed.consts, args)]
+        outs = [
+            o.whole if isinstance(o, Parted) and is_whole_next(k) else evaluator.by_rows(o)
+            for k, o in enumerate(evaluator.run(jaxpr, closed.consts, args))
+        ]
         results.extend(evaluator.bounds_of(o) if isinstance(o, Parted) else None for o in outs)
         return _flatten(outs)[0]
 

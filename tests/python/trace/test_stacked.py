@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec as P
 
 import jaxpp.api as jaxpp
 import models
-from equality import Problem, assert_trains_equal, make_mesh
+from equality import Problem, assert_trains_equal, make_mesh, pipelined_step
 from jaxpp.placements import physical_array
 from jaxpp.trace.boxes import Bounds
 
@@ -302,3 +302,19 @@ def test_rows_that_the_specs_cut() -> None:
     specs = (jax.tree.map(lambda _: P("data"), problem.params), None, None)
     step = assert_trains_equal(problem, jaxpp.Std1F1B(2), mesh, in_specs=specs)
     assert traced_of(step, problem).argument_bounds[:2] == [None, None]
+
+
+def test_a_result_stays_whole_if_the_next_step_takes_it_whole() -> None:
+    """The specs cut one leaf along its layers, and ranks hold rows of the other."""
+    mesh = make_mesh(2, data=2)
+    problem = problem_of(one_by_one, stages=2, optimizer=optax.sgd(0.1))
+    specs = {"w": P(None, "data"), "b": P("data")}
+    step = jaxpp.mpmd_jit_with_loop(
+        pipelined_step(problem, jaxpp.Std1F1B(2)), mesh, in_specs=(specs, None, None)
+    )
+    traced = traced_of(step, problem)
+    (taken, *_), _ = traced.in_shardings
+    returned = traced.out_shardings[0]
+    assert returned == taken
+    assert [cut is None for cut in traced.argument_bounds[:2]] == [True, False]
+    assert traced.result_bounds[:2] == traced.argument_bounds[:2]
