@@ -27,7 +27,11 @@
 
 typedef struct jpp_array jpp_array_t;
 
-// The shards of an array, one per device: [num_ranks][devices_per_rank], flat.
+// In place of a device: the rank has fewer devices than others.
+#define JPP_NO_DEVICE UINT32_MAX
+
+// The shards of an array, one per device: [num_ranks][devices_per_rank], flat. A rank
+// with fewer devices has shards at the beginning of its row.
 typedef struct jpp_array_layout {
   size_t struct_size;    // sizeof(jpp_array_layout_t)
   jpp_client_t* client;  // borrowed; outlives the array
@@ -37,14 +41,14 @@ typedef struct jpp_array_layout {
   jpp_memory_t memory;    // of each device
 } jpp_array_layout_t;
 
-// Takes over the buffers; after an error they are still the caller's. `layout` and the
-// list are only read during the call.
+// Takes over the buffers; after an error they are still the caller's. A buffer is NULL
+// where a rank has no device. `layout` and the list are only read during the call.
 JPP_API jpp_status_t* jpp_array_create(const jpp_array_layout_t* layout,
                                        jpp_buffer_t* const* buffers,
                                        jpp_array_t** out_array) JPP_MUST_USE;
 // Copies host arrays to the layout's memory on its devices: `shards` are
-// [devices_per_rank], the same on each rank; `devices` are client indices,
-// [num_ranks][devices_per_rank].
+// [devices_per_rank], the same on each rank; `devices` are client indices or
+// JPP_NO_DEVICE, [num_ranks][devices_per_rank].
 JPP_API jpp_status_t* jpp_array_upload(const jpp_array_layout_t* layout,
                                        const jpp_host_array_t* shards,
                                        const uint32_t* devices,

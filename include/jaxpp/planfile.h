@@ -46,12 +46,14 @@ typedef struct jpp_planfile_contents {
   const char* platform;          // of the devices that the modules are for: "cpu"
   const char* format;            // of the modules, as in jpp_compile_request_t
   uint32_t devices_per_rank;     // >= 1
-  const int32_t* device_ids;     // [ranks * devices_per_rank] the plugin's own ids
-  // The axes of a rank's mesh, whose devices are in row-major order. The product of the
-  // sizes is devices_per_rank; 0 axes: unknown.
+  // [ranks * devices_per_rank] the plugin's own ids; a rank with fewer devices has -1 in
+  // the rest of its row.
+  const int32_t* device_ids;
+  // The axes of a rank's mesh, whose devices are in row-major order. The product of a
+  // rank's sizes is the number of its devices; 0 axes: unknown.
   uint32_t num_axes;
   const char* const* axis_names;  // [num_axes]
-  const uint32_t* axis_sizes;     // [num_axes]
+  const uint32_t* axis_sizes;     // [ranks][num_axes]
   // A CompileOptionsProto for all modules, without a device assignment.
   jpp_planfile_bytes_t compile_options;
   uint32_t num_modules;
@@ -98,7 +100,8 @@ JPP_API void jpp_planfile_destroy(jpp_planfile_t* file);
 
 // The devices of the ranks as the client numbers them: those with the ids in the file or,
 // if the client lacks any of them, its first devices. JPP_DEVICES_ERROR: the client has
-// too few. JPP_INVALID_ARGUMENT unless `count` is ranks * devices_per_rank.
+// too few. JPP_INVALID_ARGUMENT unless `count` is ranks * devices_per_rank. A rank with
+// fewer devices gets JPP_NO_DEVICE in the rest of its row.
 JPP_API jpp_status_t* jpp_planfile_devices(const jpp_planfile_t* file,
                                            const jpp_client_t* client, uint32_t count,
                                            uint32_t* out_devices) JPP_MUST_USE;

@@ -61,7 +61,9 @@ typedef struct jpp_runtime_options {
   jpp_client_t* client;       // borrowed
   const jpp_plan_t* plan;     // borrowed
   uint32_t devices_per_rank;  // >= 1
-  // [ranks * devices_per_rank] client indices; NULL: one rank after the other, from 0.
+  // [ranks * devices_per_rank] client indices; a rank with fewer devices, for which its
+  // tasks are compiled, has JPP_NO_DEVICE in the rest of its row. NULL: one rank after
+  // the other, from 0.
   const uint32_t* devices;
   const jpp_task_executable_t* executables;  // [staged->num_tasks]
   const char* transport;                     // the driver between ranks; NULL: "inproc"
@@ -93,9 +95,10 @@ JPP_API jpp_status_t* jpp_runtime_create(const jpp_runtime_options_t* options,
 // NULL.
 JPP_API void jpp_runtime_destroy(jpp_runtime_t* runtime);
 
-// Adds the collectives of the compiled tasks to the costs of a plan; the axes are those
-// of a rank's mesh. `executables` are those of the tasks, as in jpp_runtime_options_t;
-// one that is NULL, or whose program the plugin does not expose, adds nothing.
+// Adds the collectives of the compiled tasks to the costs of a plan. `names` are the axes
+// of a rank's mesh, and `sizes` are [ranks][num_axes]. `executables` are those of the
+// tasks, as in jpp_runtime_options_t; one that is NULL, or whose program the plugin does
+// not expose, adds nothing.
 JPP_API jpp_status_t* jpp_plan_costs_add_compiled(
     jpp_plan_costs_t* costs, const jpp_plan_t* plan, jpp_client_t* client,
     const jpp_task_executable_t* executables, uint32_t num_axes, const char* const* names,

@@ -30,7 +30,8 @@ class RankOwner(Protocol):
 class Devices:
     """The devices of each rank of a mesh, and the operations that arrays need.
 
-    A rank of another process has no devices here; its indices are 0.
+    A rank of another process has no devices here; its indices are 0. The indices of a rank
+    with fewer devices than others end with NO_DEVICE.
 
     Args:
       platform, version: those of the plugin.
@@ -61,7 +62,7 @@ class Devices:
 
     @property
     def per_rank(self) -> int:
-        """The number of devices of a rank in one process."""
+        """The number of devices of a rank in one process; if ranks differ, of the largest."""
         return len(self.indices[0])
 
     @property
@@ -77,7 +78,11 @@ class Devices:
     def of_rank(self, mesh: MpmdMesh, rank: int) -> list[jax.Device]:
         """This process's devices of a rank as JAX devices."""
         known = mesh.devices_of(rank)
-        return [known[place] for place in self.places]
+        return [known[place] for place in self.places[: self.count(rank)]]
+
+    def count(self, rank: int) -> int:
+        """The number of devices of a rank in this process."""
+        return self.per_rank - self.indices[rank].count(_core.NO_DEVICE)
 
     @property
     def layout(self) -> tuple[Any, ...]:

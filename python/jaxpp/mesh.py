@@ -6,13 +6,13 @@ import contextlib
 import dataclasses
 import functools
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from types import TracebackType
 from typing import Any, ClassVar
 
 import jax
 import numpy as np
-from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jaxpp.errors import make_error, shorten
 from jaxpp.jax_internals.arrays import keeps_its_sharding
@@ -49,9 +49,94 @@ def memory_of(sharding: Any, what: str) -> str:
 
 
 def rank_axes(mesh: MpmdMesh) -> tuple[tuple[str, ...], list[int]]:
-    """The names and sizes of the axes of a rank's mesh."""
-    axes = mesh.lowering_mesh().shape
-    return tuple(axes), list(axes.values())
+    """The names of the axes of a rank's mesh, and their sizes on one rank after the other."""
+    sizes = [size for own in mesh.unstack for size in own.shape.values()]
+    return mesh.unstack[0].axis_names, sizes
+
+
+def _check_is_mesh(mesh: Any, what: str) -> None:
+    if not isinstance(mesh, Mesh):
+        raise make_error(
+            "mesh",
+            f"MpmdMesh: {what}={shorten(mesh)}; expected a jax.sharding.Mesh",
+            wrong_type=True,
+        )
+
+
+def _differ(meshes: Iterable[Mesh]) -> bool:
+    """Whether meshes have different sizes."""
+    return len({mesh.devices.shape for mesh in meshes}) > 1
+
+
+def _check_alike(meshes: Sequence[Mesh]) -> None:
+    """Checks that meshes, without the pipeline axis, differ in nothing but their sizes."""
+    first = meshes[0]
+    for number, mesh in enumerate(meshes):
+        if (mesh.axis_names, mesh.axis_types) != (first.axis_names, first.axis_types):
+            raise make_error(
+                "mesh",
+                f"MpmdMesh: jax_mesh[{number}] has the axes {mesh.axis_names} of types "
+                f"{mesh.axis_types}; expected those of jax_mesh[0], {first.axis_names} of "
+                f"types {first.axis_types}. An axis along which a rank has one device has "
+                "size 1",
+            )
+    if _differ(meshes) and any(kind is not AxisType.Auto for kind in first.axis_types):
+        raise make_error(
+            "unsupported",
+            f"MpmdMesh: expected axes of type Auto for ranks of unequal meshes, found "
+            f"{first.axis_types}",
+        )
+
+
+def _rank_meshes(given: Sequence[Any], name: str) -> list[Mesh]:
+    """Meshes of one rank each, with the pipeline axis of size 1."""
+    if not given:
+        raise make_error("mesh", "MpmdMesh: jax_mesh=[]; expected a mesh for each rank")
+    found = []
+    for number, mesh in enumerate(given):
+        _check_is_mesh(mesh, f"jax_mesh[{number}]")
+        if mesh.shape.get(name, 1) != 1:
+            raise make_error(
+                "mesh",
+                f"MpmdMesh: jax_mesh[{number}] has size {mesh.shape[name]} along {name!r}; "
+                "expected a mesh of one rank: size 1, or no such axis",
+            )
+        if name not in mesh.axis_names:
+            types = (AxisType.Auto, *mesh.axis_types)
+            mesh = Mesh(mesh.devices[None], (name, *mesh.axis_names), axis_types=types)
+        found.append(mesh)
+    _check_alike(found)
+    return found
+
+
+def _joined(meshes: Sequence[Mesh], name: str) -> Mesh:
+    """The devices of meshes of one rank each, along the pipeline axis; if their sizes differ,
+    that is the only axis."""
+    first, axis = meshes[0], meshes[0].axis_names.index(name)
+    if not _differ(meshes):
+        devices = np.concatenate([mesh.devices for mesh in meshes], axis)
+        return Mesh(devices, first.axis_names, axis_types=first.axis_types)
+    distinct = dict.fromkeys(device for mesh in meshes for device in mesh.devices.flat)
+    return Mesh(np.array([*distinct], dtype=object), (name,))
+
+
+def _meshes_of(given: Any, name: str, copies: int) -> tuple[Mesh, tuple[Mesh, ...]]:
+    """The mesh of all devices, each rank repeated; and the mesh of each rank if their sizes
+    differ, otherwise ()."""
+    if isinstance(given, list | tuple):
+        meshes = [mesh for mesh in _rank_meshes(given, name) for _ in range(copies)]
+        return _joined(meshes, name), tuple(meshes) if _differ(meshes) else ()
+    _check_is_mesh(given, "jax_mesh")
+    if name not in given.axis_names:
+        raise make_error(
+            "mesh",
+            f"MpmdMesh: mpmd_axis_name={name!r} is not an axis of the mesh; expected one of "
+            f"{given.axis_names}",
+        )
+    if copies == 1:
+        return given, ()
+    shared = np.repeat(given.devices, copies, given.axis_names.index(name))
+    return Mesh(shared, given.axis_names, axis_types=given.axis_types), ()
 
 
 def _enter(mesh: Mesh) -> None:
@@ -73,11 +158,17 @@ class MpmdMesh:
     on their devices and pass values to each other without a copy, so a whole pipeline can run
     on one accelerator. Their memory use adds up on the shared devices.
 
+    Ranks may have unequal meshes, such as one device for a vision tower and four for the
+    rest: pass a list with the mesh of each rank. Specs name the same axes on all ranks, and a
+    value that ranks of unequal meshes share is whole on each of their devices.
+
     Args:
-      jax_mesh: the devices.
+      jax_mesh: the devices: a mesh with the pipeline axis, or the mesh of each rank. Those
+        have the same axes, whose sizes may differ, and need not have the pipeline axis.
       mpmd_axis_name: the pipeline axis.
       ranks_per_device: how many consecutive ranks share each group of devices. The attribute
-        `jax_mesh` repeats each group that many times.
+        `jax_mesh` repeats each group that many times. If ranks have unequal meshes, it has all
+        devices along the pipeline axis.
 
     Raises:
       JaxppError: an argument is invalid, or ranks share only some of their devices
@@ -86,39 +177,31 @@ class MpmdMesh:
 
     jax_mesh: Mesh
     mpmd_axis_name: str
+    # The mesh of each rank, if their sizes differ; otherwise ().
+    unequal: tuple[Mesh, ...] = dataclasses.field(default=(), repr=False)
     # The meshes of active `with` blocks, innermost last.
     mesh_stack: ClassVar[list[MpmdMesh]] = []
     # The worker processes that own the devices, if the mesh is remote.
     workers: ClassVar[Any] = None
 
     def __init__(
-        self, jax_mesh: Mesh, mpmd_axis_name: str, *, ranks_per_device: int = 1
+        self,
+        jax_mesh: Mesh | Sequence[Mesh],
+        mpmd_axis_name: str,
+        *,
+        ranks_per_device: int = 1,
     ) -> None:
         watch_job(stacklevel=2)
-        if not isinstance(jax_mesh, Mesh):
-            raise make_error(
-                "mesh",
-                f"MpmdMesh: jax_mesh={shorten(jax_mesh)}; expected a jax.sharding.Mesh",
-                wrong_type=True,
-            )
-        if mpmd_axis_name not in jax_mesh.axis_names:
-            raise make_error(
-                "mesh",
-                f"MpmdMesh: mpmd_axis_name={mpmd_axis_name!r} is not an axis of the mesh; "
-                f"expected one of {jax_mesh.axis_names}",
-            )
         if not isinstance(ranks_per_device, int) or ranks_per_device < 1:
             raise make_error(
                 "mesh",
                 f"MpmdMesh: ranks_per_device={shorten(ranks_per_device)}; expected a whole "
                 "number above 0",
             )
-        if ranks_per_device > 1:
-            axis = jax_mesh.axis_names.index(mpmd_axis_name)
-            shared = np.repeat(jax_mesh.devices, ranks_per_device, axis)
-            jax_mesh = Mesh(shared, jax_mesh.axis_names, axis_types=jax_mesh.axis_types)
-        object.__setattr__(self, "jax_mesh", jax_mesh)
+        whole, unequal = _meshes_of(jax_mesh, mpmd_axis_name, ranks_per_device)
+        object.__setattr__(self, "jax_mesh", whole)
         object.__setattr__(self, "mpmd_axis_name", mpmd_axis_name)
+        object.__setattr__(self, "unequal", unequal)
         self._check_groups()
 
     def _check_groups(self) -> None:
@@ -143,12 +226,15 @@ class MpmdMesh:
 
     @property
     def mpmd_axis(self) -> int:
-        """The position of the pipeline axis among the mesh's axes."""
-        return self.jax_mesh.axis_names.index(self.mpmd_axis_name)
+        """The position of the pipeline axis among the axes of a rank's mesh."""
+        mesh = self.unequal[0] if self.unequal else self.jax_mesh
+        return mesh.axis_names.index(self.mpmd_axis_name)
 
     @property
     def mpmd_dim(self) -> int:
         """The number of pipeline ranks."""
+        if self.unequal:
+            return len(self.unequal)
         return self.jax_mesh.devices.shape[self.mpmd_axis]
 
     @functools.cached_property
@@ -169,22 +255,34 @@ class MpmdMesh:
         return tuple(firsts[tuple(self.devices_of(rank))] for rank in range(self.mpmd_dim))
 
     def mesh_of_groups(self, ranks: Iterable[int]) -> Mesh:
-        """The devices of some ranks, each group once, along the pipeline axis."""
+        """The devices of some ranks, each group once, along the pipeline axis; ranks of
+        unequal meshes have no other axis."""
         groups = [tuple(self.devices_of(rank)) for rank in self._check_ranks(ranks)]
         return self._mesh_of(dict.fromkeys(self._first_with_group[g] for g in groups))
+
+    def is_equal(self, ranks: Iterable[int]) -> bool:
+        """Whether these ranks have meshes of the same sizes."""
+        return not self.unequal or not _differ(self.unequal[r] for r in ranks)
 
     @functools.cached_property
     def unstack(self) -> list[Mesh]:
         """One mesh per rank, with a pipeline axis of size 1."""
+        if self.unequal:
+            return list(self.unequal)
         return [self._mesh_of((rank,)) for rank in range(self.mpmd_dim)]
 
     def _mesh_of(self, ranks: Iterable[int]) -> Mesh:
+        if self.unequal:
+            return _joined([self.unequal[rank] for rank in ranks], self.mpmd_axis_name)
         devices = np.take(self.jax_mesh.devices, list(ranks), axis=self.mpmd_axis)
         return Mesh(devices, self.jax_mesh.axis_names, axis_types=self.jax_mesh.axis_types)
 
     def mpmd_submesh(self, idxs: Iterable[int]) -> MpmdMesh:
         """The mesh of the given ranks, renumbered 0, 1, ... in the given order."""
-        return MpmdMesh(self._mesh_of(self._check_ranks(idxs)), self.mpmd_axis_name)
+        ranks = self._check_ranks(idxs)
+        if self.unequal:
+            return MpmdMesh([self.unequal[rank] for rank in ranks], self.mpmd_axis_name)
+        return MpmdMesh(self._mesh_of(ranks), self.mpmd_axis_name)
 
     def _check_ranks(self, idxs: Iterable[int]) -> list[int]:
         ranks = list(idxs)
@@ -198,11 +296,13 @@ class MpmdMesh:
 
     @functools.cached_property
     def device_coords(self) -> Mapping[jax.Device, tuple[int, ...]]:
-        """The index of each device along each axis of the mesh; the first one if ranks share
-        the device."""
+        """The index of each device along each axis of the mesh, with its rank along the
+        pipeline axis; the first one if ranks share the device."""
         places: dict[jax.Device, tuple[int, ...]] = {}
-        for at, device in np.ndenumerate(self.jax_mesh.devices):
-            places.setdefault(device, at)
+        for rank, mesh in enumerate(self.unstack):
+            for at, device in np.ndenumerate(mesh.devices):
+                axis = self.mpmd_axis
+                places.setdefault(device, (*at[:axis], rank, *at[axis + 1 :]))
         return places
 
     @functools.cached_property
@@ -221,8 +321,20 @@ class MpmdMesh:
         return self
 
     def lowering_mesh(self) -> Mesh:
-        """The mesh that tasks are lowered for: one rank's, in the same form for all ranks."""
-        return self.unstack[0]
+        """The mesh that tasks are lowered for: one rank's, in the same form for all ranks. If
+        ranks have unequal meshes, each axis has its largest size: that of a rank, or, if no
+        rank has all of them, a mesh with repeated devices. Modules get the sizes of their rank
+        afterwards."""
+        return self._lowering_mesh
+
+    @functools.cached_property
+    def _lowering_mesh(self) -> Mesh:
+        first = self.unstack[0]
+        if not self.unequal:
+            return first
+        sizes = np.max([mesh.devices.shape for mesh in self.unequal], axis=0)
+        found = (own for own in self.unequal if own.devices.shape == tuple(sizes))
+        return next(found, None) or Mesh(np.resize(first.devices, sizes), first.axis_names)
 
     def without_pipeline_axis(self, spec: PartitionSpec) -> PartitionSpec:
         """The part of a whole-mesh spec that shards within a rank."""
@@ -340,6 +452,12 @@ class MpmdSharding(NamedSharding):  # type: ignore[misc]
         spec: PartitionSpec,
         memory_kind: str | None,
     ) -> None:
+        if spec != PartitionSpec() and not mpmd_mesh.is_equal(ids):
+            raise make_error(
+                "sharding",
+                f"MpmdSharding: ranks {list(ids)} have unequal meshes; expected "
+                f"PartitionSpec(), found {spec}: each device has the whole array",
+            )
         super().__init__(mpmd_mesh.mesh_of_groups(ids), spec, memory_kind=memory_kind)
         self.mpmd_mesh = mpmd_mesh
         self.mesh_ids = ids
@@ -380,8 +498,11 @@ def parted_sharding(
 ) -> MpmdSharding:
     """The closest JAX sharding of an array that is split over ranks along an axis of this
     size: the axis divided over the ranks in order (a rank with several stages actually
-    holds the parts of its stages), or a copy on each rank if it does not divide evenly.
+    holds the parts of its stages), or a copy on each rank if it does not divide evenly. If
+    the ranks have unequal meshes, no JAX sharding is close: a whole copy on each device.
     """
+    if not mesh.is_equal(ranks):
+        return MpmdSharding(mesh, ranks, PartitionSpec(), memory_kind)
     if size % mesh.mesh_of_groups(ranks).shape[mesh.mpmd_axis_name]:
         return MpmdSharding(mesh, ranks, spec, memory_kind)
     parts = [*spec, *[None] * (axis + 1 - len(spec))]

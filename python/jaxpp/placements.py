@@ -128,12 +128,14 @@ class Part:
         return self.sharding.rank_sharding(rank)
 
     def _shard_slices(self) -> list[tuple[slice, ...]]:
-        lowering = self.mesh.lowering_mesh()
+        """The slice of each device; of as many devices as the largest rank has."""
         if self.devices.rank_size == 1:
             return [()]
-        indices = NamedSharding(lowering, self.spec).devices_indices_map(self.physical_shape)
-        known = list(lowering.devices.flat)
-        return [indices[known[place]] for place in self.devices.places]
+        mesh = self.mesh.unstack[self.ranks[0]] if self.ranks else self.mesh.lowering_mesh()
+        indices = NamedSharding(mesh, self.spec).devices_indices_map(self.physical_shape)
+        known = list(mesh.devices.flat)
+        found = [indices[known[place]] for place in self.devices.places if place < len(known)]
+        return found + found[:1] * (len(self.devices.places) - len(found))
 
     def read(self, value: _core.Value, rank: int) -> np.ndarray:
         """The whole array, assembled from one rank's shards."""
@@ -142,7 +144,7 @@ class Part:
             return self.read_shard(value, rank, 0).view(dtype)
         self._check_whole(rank)
         whole = _aligned_empty(self.physical_shape, dtype)
-        for d, index in enumerate(self.slices):
+        for d, index in enumerate(self.slices[: self.devices.count(rank)]):
             whole[index] = self.read_shard(value, rank, d).view(dtype)
         return whole
 
@@ -192,8 +194,11 @@ class Part:
 
     def copy(self, value: _core.Value) -> _core.Value:
         """A copy with the same placement."""
-        ranks, shards = self.local_ranks, range(len(self.slices))
-        of_rank = [self.read_shard(value, ranks[0], d) for d in shards] if ranks else []
+        ranks, of_rank = self.local_ranks, []
+        if ranks:
+            count = self.devices.count(ranks[0])
+            shards = range(len(self.slices))
+            of_rank = [self.read_shard(value, ranks[0], d % count) for d in shards]
         copy: _core.Value = self.devices.put(
             ranks, self.device_indices, of_rank * len(ranks), self.dtype_name, self.memory
         )
@@ -285,6 +290,8 @@ class Placement:
             self.axis = next(k for k, (own, size) in enumerate(sizes) if own != size)
             self.ranks = tuple(sorted({rank for part in parts for rank in part.ranks}))
             self.local_ranks = tuple(r for r in self.ranks if self.devices.has_rank(r))
+            if not self.mesh.is_equal(self.ranks):
+                self.spec = PartitionSpec()  # of the closest sharding
         self.key: tuple[Any, ...] = (self.aval.shape, self.aval.dtype, self.aval.weak_type)
         if self.memory != "device":
             self.key += (self.memory,)
@@ -302,7 +309,8 @@ class Placement:
         """The sharding of the copy, or of the rows, on a rank."""
         if self.is_whole:
             return self.sharding.rank_sharding(rank)
-        return NamedSharding(self.mesh.unstack[rank], self.spec, memory_kind=self.memory)
+        spec = next(part.spec for part in self.parts if rank in part.ranks)
+        return NamedSharding(self.mesh.unstack[rank], spec, memory_kind=self.memory)
 
     def rows(self) -> list[slice]:
         """The range of each part along the axis."""

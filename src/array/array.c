@@ -63,7 +63,7 @@ jpp_status_t* jpp__array_promise(const jpp_array_layout_t* layout,
   return NULL;
 }
 
-// Makes an array whose pieces have the shapes that `shape_of` returns.
+// Makes an array whose pieces have the shapes that `shape_of` sets.
 static jpp_status_t* make_array(const jpp_array_layout_t* layout,
                                 jpp_status_t* (*shape_of)(const void* from, size_t shard,
                                                           jpp_buffer_shape_t* out_shape),
@@ -71,8 +71,9 @@ static jpp_status_t* make_array(const jpp_array_layout_t* layout,
   jpp_array_type_t type = {.dtype = JPP_DTYPE_INVALID};
   size_t shards = (size_t)layout->num_ranks * layout->devices_per_rank;
   for (size_t i = 0; i < shards; ++i) {
-    jpp_buffer_shape_t shape;
+    jpp_buffer_shape_t shape = {.rank = UINT32_MAX};
     JPP_RETURN_IF_ERROR(shape_of(from, i, &shape));
+    if (shape.rank == UINT32_MAX) continue;  // no device
     if (shape.rank) JPP_RETURN_IF_NULL(shape.dims);
     const jpp_array_type_t piece = type_of_piece(&shape);
     if (i == 0) type = piece;
@@ -105,6 +106,7 @@ typedef struct given_buffers {
 static jpp_status_t* shape_of_buffer(const void* from, size_t shard,
                                      jpp_buffer_shape_t* out_shape) {
   const given_buffers_t* given = from;
+  if (!given->buffers[shard]) return NULL;
   return jpp_client_buffer_shape(given->client, given->buffers[shard], out_shape);
 }
 
@@ -154,6 +156,7 @@ jpp_status_t* jpp_array_upload(const jpp_array_layout_t* layout,
     status = JPP_OPTIONS_COPY_AT(jpp_host_array_t, byte_strides, shards,
                                  i % full.devices_per_rank, &shard);
     if (status) break;
+    if (devices[i] == JPP_NO_DEVICE) continue;
     shard.memory = full.memory;
     status =
         jpp_client_buffer_from_host(full.client, &shard, devices[i], &array->buffers[i]);
@@ -421,6 +424,7 @@ static jpp_status_t* open_array(jpp_array_t* array, const jpp_interrupt_t* inter
 
 static jpp_status_t* await_buffer(const jpp_array_t* array, jpp_buffer_t* buffer,
                                   const jpp_interrupt_t* interrupt) {
+  if (!buffer) return NULL;  // no device
   return jpp__wait_buffer(array->layout.client, buffer, kWait, interrupt);
 }
 
@@ -465,6 +469,7 @@ jpp_status_t* jpp_array_is_ready(jpp_array_t* array, bool* out_ready) {
   if (!look) return status;
   *out_ready = true;
   for (size_t i = 0; i < count_shards(array) && *out_ready && !status; ++i) {
+    if (!array->buffers[i]) continue;  // no device
     status =
         jpp__wait_is_buffer_ready(array->layout.client, array->buffers[i], out_ready);
   }
@@ -479,7 +484,7 @@ static jpp_status_t* await_shard(const jpp_array_t* array, uint32_t rank, uint32
                                  const jpp_interrupt_t* interrupt,
                                  jpp_buffer_t*** out_shard) {
   jpp_buffer_t** buffers = jpp__array_at(array, rank);
-  if (!buffers || device >= array->layout.devices_per_rank) {
+  if (!buffers || device >= array->layout.devices_per_rank || !buffers[device]) {
     return jpp_status_make(JPP_INVALID_ARGUMENT, "no shard %u on rank %u", device, rank);
   }
   *out_shard = buffers + device;

@@ -49,7 +49,8 @@ struct jpp_array {
   jpp_array_layout_t layout;
   jpp_array_type_t type;
   uint32_t* ranks;         // [num_ranks]
-  jpp_buffer_t** buffers;  // [num_ranks * devices_per_rank]; NULL once taken
+  jpp_buffer_t** buffers;  // [num_ranks * devices_per_rank]; NULL once taken, and
+                           // where a rank has no device
   // The owner of foreign memory; NULL: this library owns it.
   struct jpp_owner* owner;
   // The rest is under the lock:

@@ -230,9 +230,14 @@ static jpp_status_t* print_results(const run_t* run, jpp_str_t* out) {
 static jpp_status_t* print_text(const run_t* run, jpp_str_t* out) {
   const jpp_planfile_contents_t* contents = &run->file->contents;
   const jpp_planned_t* planned = contents->planned;
-  jpp_str_appendf(out, "%s, written by %s: %u ranks of %u %s devices\n",
+  bool differ = false;
+  for (uint32_t r = 0; r < planned->ranks; ++r) {
+    differ |= contents->device_ids[(size_t)(r + 1) * contents->devices_per_rank - 1] < 0;
+  }
+  jpp_str_appendf(out, "%s, written by %s: %u ranks of %s%u %s devices\n",
                   planned->graph->name, run->file->maker, planned->ranks,
-                  contents->devices_per_rank, contents->platform);
+                  differ ? "at most " : "", contents->devices_per_rank,
+                  contents->platform);
   jpp_str_appendf(out, "compiled %u modules in %.0f ms\n", contents->num_modules,
                   run->opened.compile_ms);
   jpp_str_appendf(out, "first step %.3f ms", run->first_ms);

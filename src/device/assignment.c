@@ -7,6 +7,7 @@
 
 enum {
   kBuildOptions = 3,        // CompileOptionsProto.executable_build_options
+  kNumPartitions = 5,       // ExecutableBuildOptionsProto.num_partitions
   kDeviceAssignment = 9,    // ExecutableBuildOptionsProto.device_assignment
   kReplicaCount = 1,        // DeviceAssignmentProto
   kComputationCount = 2,    // the same
@@ -51,6 +52,7 @@ void jpp__assignment_append(const jpp_client_t* client,
     append_number(&computation, kReplicaDeviceIds, (uint64_t)id);
     append_message(&assignment, kComputationDevices, &computation);
   }
+  append_number(&build, kNumPartitions, request->device_count);
   append_message(&build, kDeviceAssignment, &assignment);
   if (request->options_size) {
     jpp_str_append_n(out, request->options, request->options_size);

@@ -53,16 +53,27 @@ static jpp_status_t* check_constants(const jpp_planfile_contents_t* contents) {
   return NULL;
 }
 
-static jpp_status_t* check_axes(const jpp_planfile_contents_t* contents) {
+static jpp_status_t* check_devices(const jpp_planfile_contents_t* contents,
+                                   uint32_t rank) {
+  uint32_t count = jpp__planfile_count_devices(contents, rank);
+  const int32_t* ids = contents->device_ids + (size_t)rank * contents->devices_per_rank;
+  for (uint32_t d = 0; d < count; ++d) {
+    if (ids[d] >= 0) continue;
+    return jpp_status_make(JPP_INVALID_ARGUMENT,
+                           "rank %u, device %u: expected the id of a device, found %d",
+                           rank, d, ids[d]);
+  }
   uint64_t devices = 1;
   for (uint32_t a = 0; a < contents->num_axes; ++a) {
-    devices = jpp__bytes_multiply(devices, contents->axis_sizes[a]);
+    uint32_t size = contents->axis_sizes[(size_t)rank * contents->num_axes + a];
+    devices = jpp__bytes_multiply(devices, size);
   }
-  if (!contents->num_axes || devices == contents->devices_per_rank) return NULL;
-  return jpp_status_make(JPP_INVALID_ARGUMENT,
-                         "axes of a rank's mesh: expected sizes whose product is %u, the "
-                         "devices of a rank, found %llu",
-                         contents->devices_per_rank, (unsigned long long)devices);
+  if (!contents->num_axes || devices == count) return NULL;
+  return jpp_status_make(
+      JPP_INVALID_ARGUMENT,
+      "axes of the mesh of rank %u: expected sizes whose product is %u, "
+      "the devices of the rank, found %llu",
+      rank, count, (unsigned long long)devices);
 }
 
 static bool is_inside(const jpp_type_t* type, const jpp_planfile_layout_t* layout,
@@ -103,7 +114,9 @@ jpp_status_t* jpp__planfile_check(const jpp_planfile_contents_t* contents) {
                            contents->format ? contents->format : "none",
                            contents->devices_per_rank);
   }
-  JPP_RETURN_IF_ERROR(check_axes(contents));
+  for (uint32_t r = 0; r < contents->planned->ranks; ++r) {
+    JPP_RETURN_IF_ERROR(check_devices(contents, r));
+  }
   JPP_RETURN_IF_ERROR(check_modules(contents));
   JPP_RETURN_IF_ERROR(check_constants(contents));
   return check_layouts(contents);

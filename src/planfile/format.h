@@ -56,6 +56,15 @@ static inline const jpp_type_t* jpp__planfile_type(const jpp_graph_t* graph,
   return &graph->values[value].type;
 }
 
+// The number of devices of a rank, at most devices_per_rank.
+static inline uint32_t jpp__planfile_count_devices(
+    const jpp_planfile_contents_t* contents, uint32_t rank) {
+  uint32_t count = contents->devices_per_rank;
+  const int32_t* ids = contents->device_ids + (size_t)rank * count;
+  while (count > 1 && ids[count - 1] == -1) --count;
+  return count;
+}
+
 // Checks that the parts of the contents agree, before they are saved and after they are
 // loaded; JPP_INVALID_ARGUMENT names the ones that do not.
 jpp_status_t* jpp__planfile_check(const jpp_planfile_contents_t* contents) JPP_MUST_USE;

@@ -374,7 +374,7 @@ static jpp_status_t* read_plan(reader_t* r) {
 
 // --- Contents besides the plan -------------------------------------------------------
 
-static jpp_status_t* read_axes(reader_t* r) {
+static jpp_status_t* read_axes(reader_t* r, uint32_t ranks) {
   jpp_planfile_contents_t* contents = &r->storage->file.contents;
   const json_t *axes = json_object_get(r->header, "axes"), *names = NULL;
   const char** texts = NULL;
@@ -382,11 +382,12 @@ static jpp_status_t* read_axes(reader_t* r) {
   JPP_RETURN_IF_ERROR(get_array(r, axes, "names", &names, &contents->num_axes));
   JPP_RETURN_IF_ERROR(get_ids(r, axes, "sizes", &count, &sizes));
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&r->storage->arena, contents->num_axes, &texts));
+  if (count != (uint64_t)ranks * contents->num_axes) {
+    return malformed(r, "axes", "a size of each on each rank");
+  }
   for (uint32_t a = 0; a < contents->num_axes; ++a) {
     const char* name = json_string_value(json_array_get(names, a));
-    if (!name || count != contents->num_axes) {
-      return malformed(r, "axes", "a name and a size for each");
-    }
+    if (!name) return malformed(r, "axes", "names");
     JPP_RETURN_IF_ERROR(jpp__arena_strdup(&r->storage->arena, name, &texts[a]));
   }
   contents->axis_names = texts;
@@ -410,7 +411,7 @@ static jpp_status_t* read_devices(reader_t* r) {
     return malformed(r, "device_ids", "as many as ranks times devices_per_rank");
   }
   contents->device_ids = (const int32_t*)ids;
-  return read_axes(r);
+  return read_axes(r, ranks);
 }
 
 static jpp_status_t* read_layouts(reader_t* r) {

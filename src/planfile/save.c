@@ -120,19 +120,18 @@ static json_t* axes_to_json(const jpp_planfile_contents_t* contents) {
   for (uint32_t a = 0; a < contents->num_axes; ++a) {
     jpp__json_append(&names, jpp__json_text(contents->axis_names[a]));
   }
-  return json_pack("{so so}", "names", names, "sizes",
-                   jpp__json_ids(contents->axis_sizes, contents->num_axes));
+  return json_pack(
+      "{so so}", "names", names, "sizes",
+      jpp__json_ids(contents->axis_sizes, contents->planned->ranks * contents->num_axes));
 }
 
 // NULL if memory ran out.
 static json_t* header_to_json(const draft_t* draft) {
   const jpp_planfile_contents_t* contents = draft->contents;
   const jpp_planned_t* planned = contents->planned;
-  json_t* ids = json_array();
-  uint64_t devices = (uint64_t)planned->ranks * contents->devices_per_rank;
-  for (uint64_t i = 0; i < devices; ++i) {
-    jpp__json_append(&ids, json_integer(contents->device_ids[i]));
-  }
+  // -1 as JPP_NONE.
+  const uint32_t* device_ids = (const uint32_t*)contents->device_ids;
+  json_t* ids = ids_to_json(device_ids, planned->ranks * contents->devices_per_rank);
   return json_pack("{so so so sI sb sI so so sI sI so so so sI sI sb sI so so sI}",     //
                    "name", jpp__json_text(planned->graph->name),                        //
                    "platform", jpp__json_text(contents->platform),                      //

@@ -19,7 +19,7 @@ static uint32_t find_device(const jpp_client_info_t* info, int32_t id) {
   for (uint32_t i = 0; i < info->device_count; ++i) {
     if (info->devices[i].id == id) return i;
   }
-  return JPP_NONE;
+  return JPP_NO_DEVICE;
 }
 
 // Numbers the devices in the order in which the ranks name them; a device that several
@@ -29,6 +29,8 @@ static uint32_t number_devices(const jpp_planfile_t* file, uint32_t* out_numbers
   uint32_t distinct = 0;
   for (uint32_t i = 0; i < count_devices(file); ++i) {
     uint32_t earlier = 0;
+    out_numbers[i] = JPP_NO_DEVICE;
+    if (ids[i] == -1) continue;
     while (ids[earlier] != ids[i]) ++earlier;
     out_numbers[i] = earlier < i ? out_numbers[earlier] : distinct++;
   }
@@ -47,17 +49,16 @@ jpp_status_t* jpp_planfile_devices(const jpp_planfile_t* file, const jpp_client_
   if (info->device_count < distinct) {
     return jpp_status_make(
         JPP_DEVICES_ERROR,
-        "plan file %s: expected %u devices, %u ranks of %u, found %u on "
+        "plan file %s: expected %u devices, %u ranks of at most %u, found %u on "
         "platform %s",
         file->path, distinct, file->contents.planned->ranks,
         file->contents.devices_per_rank, info->device_count, info->platform_name);
   }
+  const int32_t* ids = file->contents.device_ids;
   for (uint32_t i = 0; i < count; ++i) {
-    if (find_device(info, file->contents.device_ids[i]) == JPP_NONE) return NULL;
+    if (ids[i] != -1 && find_device(info, ids[i]) == JPP_NO_DEVICE) return NULL;
   }
-  for (uint32_t i = 0; i < count; ++i) {
-    out_devices[i] = find_device(info, file->contents.device_ids[i]);
-  }
+  for (uint32_t i = 0; i < count; ++i) out_devices[i] = find_device(info, ids[i]);
   return NULL;
 }
 
@@ -140,7 +141,6 @@ static jpp_status_t* add_registration_hint(jpp_status_t* status) {
 static jpp_status_t* compile_job(const jpp_planfile_step_t* step, job_t* job) {
   const jpp_planfile_contents_t* contents = &step->file->contents;
   const jpp_planfile_bytes_t* module = &contents->modules[job->module];
-  uint32_t per_rank = contents->devices_per_rank;
   const jpp_task_t* task = &staged_of(step)->tasks[job->task];
   jpp_compile_request_t request = {
       .struct_size = sizeof(request),
@@ -149,8 +149,9 @@ static jpp_status_t* compile_job(const jpp_planfile_step_t* step, job_t* job) {
       .format = contents->format,
       .options = contents->compile_options.data,
       .options_size = contents->compile_options.size,
-      .devices = step->devices + (size_t)task->rank * per_rank,
-      .device_count = is_portable(step) ? 0 : per_rank};
+      .devices = step->devices + (size_t)task->rank * contents->devices_per_rank,
+      .device_count =
+          is_portable(step) ? 0 : jpp__planfile_count_devices(contents, task->rank)};
   jpp_status_t* status = jpp_client_compile(step->client, &request, &job->executable);
   return jpp_status_annotate(add_registration_hint(status), "rank %u, task %s",
                              task->rank, task->name);
@@ -329,7 +330,8 @@ static jpp_status_t* read_boxes(const jpp_planfile_step_t* step, const jpp_type_
   uint32_t rank = jpp_array_layout(array)->ranks[0];
   char* box = NULL;
   jpp_status_t* status = jpp_alloc(bytes, (void**)&box);
-  for (uint32_t d = 0; d < step->file->contents.devices_per_rank && !status; ++d) {
+  uint32_t devices = jpp__planfile_count_devices(&step->file->contents, rank);
+  for (uint32_t d = 0; d < devices && !status; ++d) {
     status = jpp_array_read(array, rank, d, box, bytes, NULL);
     if (status) break;
     copy_box(type, layout->dims, layout->starts + (size_t)d * type->ndim, box, data);

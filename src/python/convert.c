@@ -179,12 +179,14 @@ bool jpp_py_to_u32s(PyObject* sequence, uint32_t** out_values, uint32_t* out_cou
   return true;
 }
 
-bool jpp_py_to_axes(PyObject* names, PyObject* sizes, const char*** out_names,
-                    uint32_t** out_sizes, uint32_t* out_count) {
+bool jpp_py_to_axes(PyObject* names, PyObject* sizes, uint32_t ranks,
+                    const char*** out_names, uint32_t** out_sizes, uint32_t* out_count) {
+  uint32_t num_sizes = 0;
   *out_names = NULL;
+  *out_count = (uint32_t)PyTuple_Size(names);
   bool ok =
-      jpp_py_to_u32s(sizes, out_sizes, out_count) &&
-      jpp_py_check_count("names of axes", *out_count, (uint64_t)PyTuple_Size(names)) &&
+      jpp_py_to_u32s(sizes, out_sizes, &num_sizes) &&
+      jpp_py_check_count("sizes of axes", (uint64_t)ranks * *out_count, num_sizes) &&
       jpp_py_check(JPP_ALLOC_ARRAY(*out_count, out_names));
   for (uint32_t a = 0; ok && a < *out_count; ++a) {
     (*out_names)[a] = PyUnicode_AsUTF8AndSize(PyTuple_GetItem(names, a), NULL);

@@ -65,10 +65,11 @@ bool jpp_py_to_u32s(PyObject* sequence, uint32_t** out_values, uint32_t* out_cou
 // The same for `count` larger numbers; None gives NULL. `what` names it in messages.
 bool jpp_py_to_u64s(PyObject* sequence, const char* what, uint32_t count,
                     uint64_t** out_values);
-// A tuple of names and a sequence of as many sizes into jpp_alloc()ed tables. The names
-// belong to the tuple. False if it raised; the caller frees the tables in any case.
-bool jpp_py_to_axes(PyObject* names, PyObject* sizes, const char*** out_names,
-                    uint32_t** out_sizes, uint32_t* out_count);
+// A tuple of names and a sequence of as many sizes for each rank into jpp_alloc()ed
+// tables. The names belong to the tuple. False if it raised; the caller frees the tables
+// in any case.
+bool jpp_py_to_axes(PyObject* names, PyObject* sizes, uint32_t ranks,
+                    const char*** out_names, uint32_t** out_sizes, uint32_t* out_count);
 // Raises ValueError unless they are equal.
 bool jpp_py_check_count(const char* what, uint64_t expected, uint64_t found);
 // Copies `count` Schedules into a jpp_alloc()ed table. Returns a tuple that keeps them

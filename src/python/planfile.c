@@ -87,8 +87,8 @@ static bool read_contents(saving_t* s) {
   bool ok = read_ids(s->ids, "ids of devices", devices, &s->id_table) &&
             read_ids(s->task_modules, "modules of tasks", planned->staged->num_tasks,
                      &s->task_table) &&
-            jpp_py_to_axes(s->axis_names, s->axis_sizes, &s->name_table, &s->size_table,
-                           &c->num_axes) &&
+            jpp_py_to_axes(s->axis_names, s->axis_sizes, planned->ranks, &s->name_table,
+                           &s->size_table, &c->num_axes) &&
             read_layouts(s);
   c->axis_names = s->name_table;
   c->axis_sizes = s->size_table;

@@ -266,6 +266,7 @@ static const struct {
     {"TASK_BWD_W", JPP_TASK_BWD_W},
     {"TRIAL_MICROBATCHES", kJppTrialMicrobatches},
     {"NONE", JPP_NONE},               // for example the module of a task without ops
+    {"NO_DEVICE", JPP_NO_DEVICE},     // where a rank has fewer devices than others
     {"ANY_RANK", JPP_ANY_RANK},       // every device of every rank
     {"NO_RANK", JPP_NO_RANK},         // no rank
     {"LARGEST_COUNT", INT32_MAX},     // of stages, ranks and microbatches

@@ -343,9 +343,10 @@ static bool add_compiled(const runtime_object_t* self, PyObject* names, PyObject
   uint32_t tasks = self->plan->staged->num_tasks, count = 0, *axis_sizes = NULL;
   jpp_task_executable_t* table = NULL;
   const char** axis_names = NULL;
-  bool ok = jpp_py_to_axes(names, sizes, &axis_names, &axis_sizes, &count) &&
-            jpp_py_check(JPP_ALLOC_ARRAY(tasks, &table)) &&
-            read_executables(self, false, tasks, table);
+  bool ok =
+      jpp_py_to_axes(names, sizes, self->plan->ranks, &axis_names, &axis_sizes, &count) &&
+      jpp_py_check(JPP_ALLOC_ARRAY(tasks, &table)) &&
+      read_executables(self, false, tasks, table);
   jpp_client_t* client = ((jpp_py_client_t*)self->client)->client;
   ok = ok && jpp_py_check(jpp_plan_costs_add_compiled(costs, self->plan, client, table,
                                                       count, axis_names, axis_sizes));

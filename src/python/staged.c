@@ -99,24 +99,20 @@ static PyObject* staged_origins(PyObject* object, PyObject* unused) {
   return staged ? jpp_py_from_u32s(staged->origins, staged->num_values) : NULL;
 }
 
-static PyObject* make_partials(const jpp_staged_t* staged) {
-  PyObject* list = PyList_New(0);
-  for (uint32_t i = 0; list && i < staged->num_accumulators; ++i) {
-    const jpp_accumulator_t* acc = &staged->accumulators[i];
-    if (!staged->graph->loops[acc->loop].results[acc->result].partial) continue;
-    const uint32_t values[] = {acc->init, acc->state, acc->next, acc->final};
-    PyObject* entry =
-        Py_BuildValue("IIN", acc->loop, acc->result, jpp_py_from_u32s(values, 4));
-    if (!entry || PyList_Append(list, entry) < 0) Py_CLEAR(list);
-    Py_XDECREF(entry);
-  }
-  return list;
+static PyObject* make_accumulator(const void* from, uint64_t index) {
+  const jpp_staged_t* staged = from;
+  const jpp_accumulator_t* acc = &staged->accumulators[index];
+  bool partial = staged->graph->loops[acc->loop].results[acc->result].partial;
+  const uint32_t values[] = {acc->init, acc->state, acc->next, acc->final};
+  return Py_BuildValue("IINN", acc->loop, acc->result, PyBool_FromLong(partial),
+                       jpp_py_from_u32s(values, 4));
 }
 
-static PyObject* staged_partials(PyObject* object, PyObject* unused) {
+static PyObject* staged_accumulators(PyObject* object, PyObject* unused) {
   (void)unused;
   const jpp_staged_t* staged = staged_of(object);
-  return staged ? make_partials(staged) : NULL;
+  if (!staged) return NULL;
+  return jpp_py_make_list(staged->num_accumulators, make_accumulator, staged);
 }
 
 static PyObject* make_note(const void* staged, uint64_t index) {
@@ -151,10 +147,10 @@ static PyMethodDef kMethods[] = {
     {"origins", staged_origins, METH_NOARGS,
      "origins($self, /)\n--\n\n"
      "For each value, the graph's value with the same type and sharding."},
-    {"partials", staged_partials, METH_NOARGS,
-     "partials($self, /)\n--\n\n"
-     "(loop, result, values) for each accumulator that is partial over a rank's "
-     "devices."},
+    {"accumulators", staged_accumulators, METH_NOARGS,
+     "accumulators($self, /)\n--\n\n"
+     "(loop, result, is partial over a rank's devices, values) for each accumulator; its "
+     "values share memory."},
     {"notes", staged_notes, METH_NOARGS,
      "notes($self, /)\n--\n\nCosts of the partition, one sentence each."},
     {"text", staged_text, METH_NOARGS,

@@ -89,6 +89,7 @@ static bool upload_all(const jpp_array_layout_t* layout, PyObject* shards,
                        jpp_buffer_t** buffers) {
   uint32_t count = layout->num_ranks * layout->devices_per_rank;
   for (uint32_t i = 0; i < count; ++i) {
+    if (devices[i] == JPP_NO_DEVICE) continue;
     PyObject* shard = Py_XNewRef(PyList_GetItem(shards, i));
     bool ok = shard && upload_shard(layout, shard, dtype, devices[i], &buffers[i]);
     Py_XDECREF(shard);

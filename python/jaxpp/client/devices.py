@@ -76,8 +76,10 @@ class LocalDevices(StepDevices):
                 f"found {len(info.devices)} in the plugin ({info.platform}), without "
                 f"{missing}; use a smaller mesh or a plugin with more devices",
             )
+        most = max(map(len, ids))
         indices = [
-            [by_id[i] if own else 0 for i in row] for row, own in zip(ids, owned, strict=True)
+            [by_id[i] if own else 0 for i in row] + [_core.NO_DEVICE] * (most - len(row))
+            for row, own in zip(ids, owned, strict=True)
         ]
         self._set(info, ids, indices, processes)
 
@@ -107,7 +109,7 @@ class LocalDevices(StepDevices):
 
     def assignment(self, rank: int) -> list[int]:
         """The client's indices of all devices of a rank."""
-        return self.indices[rank]
+        return self.indices[rank][: self.count(rank)]
 
     def put(
         self,

@@ -74,8 +74,9 @@ def _program_of(planned: Planned, code: Code) -> list[tuple[str, str]]:
 
 def _mesh_text(planned: Planned) -> str:
     mesh = planned.mesh.jax_mesh
+    sizes = [dict(own.shape) for own in planned.mesh.unequal] or dict(mesh.shape)
     devices = ", ".join(f"{d.id} ({d.device_kind})" for d in mesh.devices.flat)
-    return f"{dict(mesh.shape)} along {planned.mesh.mpmd_axis_name!r}, of devices {devices}"
+    return f"{sizes} along {planned.mesh.mpmd_axis_name!r}, of devices {devices}"
 
 
 def _names(texts: Sequence[str]) -> str:

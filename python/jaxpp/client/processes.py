@@ -169,7 +169,9 @@ def processes_of(mesh: MpmdMesh) -> Processes | None:
     """
     if jax.process_count() == 1:
         return None
-    devices = [device for rank in range(mesh.mpmd_dim) for device in mesh.devices_of(rank)]
+    rows = [mesh.devices_of(rank) for rank in range(mesh.mpmd_dim)]
+    most = max(map(len, rows))
+    devices = [device for row in rows for device in row + row[:1] * (most - len(row))]
     part = _core.job_divide_ranks(
         [device.process_index for device in devices],
         mesh.mpmd_dim,
@@ -177,4 +179,9 @@ def processes_of(mesh: MpmdMesh) -> Processes | None:
         devices[0].platform == "cpu",
         mesh.ranks_per_device > 1,
     )
+    if mesh.unequal and part.spans:
+        raise make_error(
+            "unsupported",
+            "MpmdMesh: ranks of unequal meshes; expected each rank's devices in one process",
+        )
     return Processes(part)

@@ -281,6 +281,25 @@ class LoweredModule:
                     kept = sdy.ShardingConstraintOp(value, sharding)
                 value.replace_all_uses_except(kept.result, [kept.operation, end.operation])
 
+    # JAX 0.10.2, 0.11.2: jaxlib's sdy; mhlo.num_partitions.
+    def set_sizes(self, mesh: Mesh) -> bool:
+        """Replaces the mesh by one whose axes have other sizes; shapes in the module are those
+        of whole arrays. Returns False if the module has parts for each device."""
+        module = self._module.operation
+        names = {op.operation.name for op in operations(module)}
+        if "sdy.manual_computation" in names:
+            return False
+        with self._module.context:
+            axes = [sdy.MeshAxisAttr.get(name, size) for name, size in mesh.shape.items()]
+            own = mesh_of(module)
+            if own is not None:
+                own.attributes["mesh"] = sdy.MeshAttr.get(axes)
+                if "stablehlo.mesh" in own.attributes:  # the same in another form
+                    del own.attributes["stablehlo.mesh"]
+            count = ir.IntegerAttr.get(ir.IntegerType.get_signless(32), mesh.size)
+            module.attributes["mhlo.num_partitions"] = count
+        return True
+
     def propagate(self, mesh: Mesh) -> Propagated:
         """The shardings that Shardy finds."""
         with self._module.context:

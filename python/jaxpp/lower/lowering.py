@@ -12,6 +12,7 @@ from jax.extend.core import Literal
 from jax.sharding import NamedSharding
 
 from jaxpp import _core
+from jaxpp.errors import make_error
 from jaxpp.jax_internals.arrays import explicit_sharding
 from jaxpp.jax_internals.context import context_mesh
 from jaxpp.jax_internals.modules import LoweredModule, SharedContext
@@ -171,8 +172,12 @@ class TaskLowerer:
 
         Equal tasks have the same code in every process, including names.
         """
-        task = self._tasks[task.repeats]
+        mesh, repeated = self.mesh, self._tasks[task.repeats]
+        if mesh.is_equal((task.rank, repeated.rank)):
+            task = repeated
         key = self._task_key(task, donations)
+        if mesh.unequal:
+            key += (mesh.unstack[task.rank].devices.shape,)
         if key not in self._cache:
             self._cache[key] = self._lower(task, donations)
         return self._cache[key]
@@ -182,12 +187,27 @@ class TaskLowerer:
         return [NamedSharding(mesh, self.specs.of(v)) for v in values]
 
     def _keep_partial(self, task: _core.StagedTask, module: LoweredModule) -> None:
-        arguments, results = (
-            {k: self.specs.partial[v] for k, v in enumerate(values) if v in self.specs.partial}
-            for values in (task.inputs, task.outputs)
-        )
+        mesh = self.mesh.unstack[task.rank]
+        several = {axis for axis, size in mesh.shape.items() if size > 1}
+
+        def partial(values: Sequence[int]) -> dict[int, frozenset[str]]:
+            axes = (self.specs.partial.get(v, frozenset()) & several for v in values)
+            return {k: own for k, own in enumerate(axes) if own}
+
+        arguments, results = partial(task.inputs), partial(task.outputs)
         if arguments or results:
-            module.keep_partial(arguments, results, self.mesh.lowering_mesh())
+            module.keep_partial(arguments, results, mesh)
+
+    def _fit(self, module: LoweredModule, task: _core.StagedTask) -> None:
+        """Makes the module that of the task's rank, whose mesh may have other sizes."""
+        mesh = self.mesh.unstack[task.rank]
+        if mesh.shape != self.mesh.lowering_mesh().shape and not module.set_sizes(mesh):
+            raise make_error(
+                "unsupported",
+                f"task {task.name} has a shard_map, whose code is for a mesh of "
+                f"{dict(self.mesh.lowering_mesh().shape)}; expected none on rank {task.rank}, "
+                f"whose mesh is {dict(mesh.shape)}",
+            )
 
     def _lower(self, task: _core.StagedTask, donations: Sequence[int | None]) -> LoweredTask:
         mesh = self.mesh.lowering_mesh()
@@ -210,6 +230,8 @@ class TaskLowerer:
         with context_mesh(mesh), self._context.used():
             traced = function.trace(*structs)
             module = LoweredModule(traced.lower(lowering_platforms=(self.platform,)))
+        if self.mesh.unequal:
+            self._fit(module, task)
         self._keep_partial(task, module)
         module.set_aliases(donations)
         callbacks = redirect_callbacks(module)

@@ -187,12 +187,8 @@ def _spec_of_leaf(mesh: MpmdMesh, leaf: Any) -> PartitionSpec | None:
         return sharding.spec_in_rank if sharding.mpmd_mesh == mesh else None
     if not isinstance(sharding, NamedSharding):
         return None
-    rank_axes = mesh.lowering_mesh().shape
-    if any(
-        rank_axes.get(axis, 0) != size
-        for axis, size in sharding.mesh.shape.items()
-        if axis != mesh.mpmd_axis_name
-    ):
+    sizes = {(a, n) for a, n in sharding.mesh.shape.items() if a != mesh.mpmd_axis_name}
+    if not any(sizes <= set(own.shape.items()) for own in mesh.unequal or mesh.unstack[:1]):
         return None
     return mesh.without_pipeline_axis(sharding.spec)
 
@@ -275,13 +271,19 @@ class _TracedCall:
             found.append(shardings.infer(staged))
             return found[-1].value_bytes
 
-        def make_plan() -> _core.Plan:
+        def keep_partial() -> None:
             for loop in range(len(graph.loops)):
                 graph.core.set_partial(loop, shardings.partial_results(loop))
+
+        def make_plan() -> _core.Plan:
+            keep_partial()
             return _core.Plan(graph.core, schedules, memory_limits, measure, offload)
 
         if reduce_once and graph.loops and self.mesh.lowering_mesh().size > 1:
             shardings.find_partial(_core.Plan.partition(graph.core, schedules))
+            if self.mesh.unequal:
+                keep_partial()
+                shardings.reduce_shared(_core.Plan.partition(graph.core, schedules))
         try:
             plan = make_plan()
         except JaxppError as error:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, cast
 
 import jax
@@ -165,6 +165,31 @@ def _crossing_values(staged: _core.Staged) -> set[int]:
     return values
 
 
+def _ranks_of_values(staged: _core.Staged) -> dict[int, set[int]]:
+    """The ranks that hold each value, or another one in the same memory, at some time."""
+    ranks: dict[int, set[int]] = {}
+    for placed in (*staged.args(), *staged.outputs()):
+        ranks.setdefault(placed.value, set()).update(placed.ranks)
+    for task in staged.tasks():
+        for v in (*task.inputs, *task.outputs):
+            ranks.setdefault(v, set()).add(task.rank)
+    for *_, values in staged.accumulators():
+        own = set().union(*(ranks.get(v, ()) for v in values))
+        ranks.update((v, own) for v in values)
+    return ranks
+
+
+def _fitting(spec: PartitionSpec, shape: Sequence[int], mesh: Mesh) -> PartitionSpec:
+    """The spec without entries that do not divide the shape on this mesh."""
+    parts = [
+        part if size % math.prod(mesh.shape[a] for a in _axes_of(part)) == 0 else None
+        for part, size in zip(spec.partitions, shape, strict=False)
+    ]
+    while parts and parts[-1] is None:
+        parts.pop()
+    return PartitionSpec(*parts)
+
+
 def _without(spec: PartitionSpec, axes: frozenset[str]) -> PartitionSpec:
     """The spec without these axes."""
     parts = [_axes_of(part) for part in spec.partitions]
@@ -254,8 +279,13 @@ class StepShardings:
         by_value = {
             v: self._found[origin] for v, origin in enumerate(origins) if origin in self._found
         }
+        ranks = _ranks_of_values(staged) if self._mesh.unequal else {}
+        for v, own in ranks.items():
+            by_value[v] = self._on_ranks(by_value[v], self._graph.avals[origins[v]], own)
         partial: dict[int, frozenset[str]] = {}
-        for loop, result, values in staged.partials():
+        for loop, result, is_partial, values in staged.accumulators():
+            if not is_partial:
+                continue
             axes = self.partial[loop][result]
             assert not isinstance(axes, Blocked)
             for v in values:
@@ -263,8 +293,20 @@ class StepShardings:
                 by_value[v] = _without(by_value[v], axes)
         value_bytes = [0] * len(origins)
         for v, spec in by_value.items():
+            if v in ranks:
+                mesh = self._mesh.unstack[min(ranks[v], default=0)]
             value_bytes[v] = _shard_bytes(spec, self._graph.avals[origins[v]], mesh)
         return Specs(by_value, value_bytes, partial)
+
+    def _on_ranks(
+        self, spec: PartitionSpec, aval: Any, ranks: Collection[int]
+    ) -> PartitionSpec:
+        """The spec of a value on these ranks: on ranks of unequal meshes, each device has the
+        whole value."""
+        if not self._mesh.is_equal(ranks):
+            return PartitionSpec()
+        mesh = self._mesh.unstack[min(ranks, default=0)]
+        return _fitting(spec, physical_type(aval)[1], mesh)
 
     def _propagate(
         self,
@@ -324,6 +366,15 @@ class StepShardings:
         """The numbers of a loop's results that are partial."""
         results = self.partial[loop] if self.partial else []
         return [k for k, axes in enumerate(results) if not isinstance(axes, Blocked)]
+
+    def reduce_shared(self, staged: _core.Staged) -> None:
+        """Reduces sums immediately that ranks of unequal meshes share, given the partition with
+        all others."""
+        ranks = _ranks_of_values(staged) if self._mesh.unequal else {}
+        for loop, result, is_partial, values in staged.accumulators():
+            if is_partial and not all(self._mesh.is_equal(ranks.get(v, ())) for v in values):
+                why = "ranks of unequal meshes share it"
+                self.partial[loop][result] = Blocked(why, None)
 
     # --- Gathered weights ---
 

@@ -173,7 +173,7 @@ def _places_of(placement: Placement) -> list[_Place]:
         (number, rank, device, rank in part.local_ranks)
         for number, part in enumerate(placement.parts)
         for rank in part.ranks
-        for device in range(len(part.slices))
+        for device in range(part.devices.count(rank))
     ]
 
 
@@ -182,7 +182,8 @@ def _given_of_placement(placement: Placement) -> tuple[_core.Given, np.ndarray]:
     first, blocks, at, axis = placement.parts[0], [], 0, placement.axis
     for part in placement.parts:
         own = [block_in(index, part.physical_shape, (axis, at)) for index in part.slices]
-        blocks += own * len(part.ranks)
+        for rank in part.ranks:
+            blocks += own[: part.devices.count(rank)]
         at += 0 if placement.is_whole else part.physical_shape[axis]
     shape = first.physical_shape
     if not placement.is_whole:

@@ -147,23 +147,31 @@ def _planned_of(
 def _saved_mesh(path: str, saved: dict[str, Any]) -> MpmdMesh:
     """The mesh over the devices with the saved ids, or over the first ones if some are
     missing. Ranks that share devices repeat them."""
-    ids = list(dict.fromkeys(saved["devices"]))
+    ids = list(dict.fromkeys(i for row in saved["devices"] for i in row))
     count = len(ids)
     by_id = {device.id: device for device in jax.devices()}
     if len(by_id) < count:
         raise make_error(
             "devices",
-            f"plan file {path}: expected {count} devices, a mesh of "
-            f"{dict(zip(saved['axes'], saved['shape'], strict=True))}, found {len(by_id)}; on "
-            "CPUs set jax_num_cpu_devices",
+            f"plan file {path}: expected {count} devices, {_mesh_text(saved)}, found "
+            f"{len(by_id)}; on CPUs set jax_num_cpu_devices",
         )
     if not by_id.keys() >= set(ids):
         by_id = dict(zip(ids, by_id.values(), strict=False))
-    devices = [by_id[i] for i in saved["devices"]]
     types = tuple(AxisType[name] for name in saved["types"])
-    array = np.array(devices, dtype=object).reshape(saved["shape"])
-    mesh = jax.sharding.Mesh(array, tuple(saved["axes"]), axis_types=types)
-    return MpmdMesh(mesh, saved["pipeline"])
+    meshes = []
+    for row, shape in zip(saved["devices"], saved["shapes"], strict=True):
+        devices = np.array([by_id[i] for i in row], dtype=object).reshape(shape)
+        meshes.append(jax.sharding.Mesh(devices, tuple(saved["axes"]), axis_types=types))
+    return MpmdMesh(meshes, saved["pipeline"])
+
+
+def _mesh_text(saved: dict[str, Any]) -> str:
+    """A mesh by the shapes of its ranks."""
+    sizes = [dict(zip(saved["axes"], shape, strict=True)) for shape in saved["shapes"]]
+    if all(each == sizes[0] for each in sizes):
+        return f"a mesh of {sizes[0] | {saved['pipeline']: len(sizes)}}"
+    return f"ranks with meshes of {', '.join(map(str, sizes))}"
 
 
 def _check_mesh(path: str, mesh: Any, saved: dict[str, Any]) -> MpmdMesh:
@@ -171,14 +179,18 @@ def _check_mesh(path: str, mesh: Any, saved: dict[str, Any]) -> MpmdMesh:
         raise make_error(
             "mesh", f"load: mpmd_mesh={shorten(mesh)}; expected an MpmdMesh", wrong_type=True
         )
-    found = (dict(mesh.jax_mesh.shape), mesh.mpmd_axis_name)
-    expected = (dict(zip(saved["axes"], saved["shape"], strict=True)), saved["pipeline"])
-    if list(found[0].items()) == list(expected[0].items()) and found[1] == expected[1]:
+    found = {
+        "axes": list(mesh.unstack[0].axis_names),
+        "shapes": [list(own.devices.shape) for own in mesh.unstack],
+        "pipeline": mesh.mpmd_axis_name,
+    }
+    if all(saved[key] == value for key, value in found.items()):
         return mesh
     raise make_error(
         "mesh",
-        f"plan file {path}: expected a mesh of {expected[0]} with the ranks along "
-        f"{expected[1]!r}, as it was saved for, found {found[0]} along {found[1]!r}",
+        f"plan file {path}: expected {_mesh_text(saved)} with the ranks along "
+        f"{saved['pipeline']!r}, as it was saved for, found {_mesh_text(found)} along "
+        f"{found['pipeline']!r}",
     )
 
 

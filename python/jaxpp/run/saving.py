@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 
+from jaxpp import _core
 from jaxpp.devices import Devices
 from jaxpp.errors import make_error, shorten
 from jaxpp.jax_internals.arrays import key_implementation
@@ -80,13 +81,13 @@ def _static_json(static: Any) -> dict[str, Any]:
 
 
 def _mesh_json(mesh: MpmdMesh) -> dict[str, Any]:
-    whole = mesh.jax_mesh
+    meshes = mesh.unstack
     return {
-        "axes": list(whole.axis_names),
-        "shape": list(whole.devices.shape),
-        "types": [kind.name for kind in whole.axis_types],
+        "axes": list(meshes[0].axis_names),
+        "types": [kind.name for kind in meshes[0].axis_types],
         "pipeline": mesh.mpmd_axis_name,
-        "devices": [device.id for device in whole.devices.flat],
+        "shapes": [list(own.devices.shape) for own in meshes],
+        "devices": [[device.id for device in own.devices.flat] for own in meshes],
     }
 
 
@@ -119,7 +120,9 @@ def _device_ids(layout: StepLayout) -> list[int]:
     """The plugin's device ids; if several processes own the devices, JAX's ids, which are
     unique."""
     if layout.devices.processes is None:
-        return [device for ids in layout.devices.ids for device in ids]
+        most = layout.devices.per_rank
+        rows = [ids + [_core.NO_DEVICE] * (most - len(ids)) for ids in layout.devices.ids]
+        return [device for row in rows for device in row]
     ranks = range(layout.mesh.mpmd_dim)
     return [device.id for rank in ranks for device in layout.mesh.devices_of(rank)]
 

@@ -92,7 +92,7 @@ class Program:
         self._open: list[Transfer] = []
         self._traced: dict[Any, tuple[ClosedJaxpr, list[Any], Any]] = {}  # functions of tasks
         self._kept: list[Any] = []  # objects whose identity the keys of `_traced` contain
-        types = mesh.jax_mesh.axis_types
+        types = mesh.lowering_mesh().axis_types
         self._explicit = any(t is AxisType.Explicit for t in types)
 
     def run(self, *args: Any) -> Any:

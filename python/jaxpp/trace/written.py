@@ -88,7 +88,7 @@ class Place:
 
 def _ranks_of_mesh(mesh: Any, mpmd_mesh: MpmdMesh) -> tuple[int, ...] | None:
     """The ranks whose devices a mesh consists of, one rank after the other."""
-    if not isinstance(mesh, Mesh) or mesh.axis_names != mpmd_mesh.jax_mesh.axis_names:
+    if not isinstance(mesh, Mesh) or mesh.axis_names != mpmd_mesh.unstack[0].axis_names:
         return None
     axis, ranks = mpmd_mesh.mpmd_axis, []
     for k in range(mesh.devices.shape[axis]):

@@ -28,8 +28,8 @@ jpp_status_t* jpp__inbox_create(jpp_runtime_t* runtime, jpp_link_t* link) {
   link->inbox = inbox;
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&runtime->arena, slots, &inbox->arrivals));
   for (uint32_t i = 0; i < slots; ++i) {
-    JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&runtime->arena, runtime->devices_per_rank,
-                                        &inbox->arrivals[i].events));
+    JPP_RETURN_IF_ERROR(
+        JPP_ARENA_ARRAY(&runtime->arena, link->num_devices, &inbox->arrivals[i].events));
   }
   return NULL;
 }
@@ -42,7 +42,7 @@ static arrival_t* oldest(const jpp_inbox_t* inbox) {
 
 // If a copy fails, its value is failed, and so are the tasks that take it.
 static bool is_copied(const jpp_inbox_t* inbox, const arrival_t* arrival) {
-  for (uint32_t d = 0; d < inbox->runtime->devices_per_rank; ++d) {
+  for (uint32_t d = 0; d < inbox->link->num_devices; ++d) {
     bool ready = true;
     if (!arrival->events[d]) continue;
     jpp_status_free(
@@ -55,7 +55,7 @@ static bool is_copied(const jpp_inbox_t* inbox, const arrival_t* arrival) {
 static void return_oldest(jpp_inbox_t* inbox) {
   jpp_client_t* client = inbox->runtime->client;
   arrival_t* arrival = oldest(inbox);
-  for (uint32_t d = 0; d < inbox->runtime->devices_per_rank; ++d) {
+  for (uint32_t d = 0; d < inbox->link->num_devices; ++d) {
     jpp_status_free(jpp__wait_end_of(client, &arrival->events[d]));
   }
   jpp_channel_release(inbox->link->channel, arrival->slot);
@@ -118,7 +118,7 @@ static jpp_status_t* check_shape(const jpp_runtime_t* runtime,
 
 static jpp_status_t* check_message(jpp_actor_t* actor, const jpp_actor_instr_t* instr,
                                    const jpp_received_t* received) {
-  uint32_t devices = actor->runtime->devices_per_rank;
+  uint32_t devices = actor->num_devices;
   if (received->tag != instr->tag) {
     return jpp__failure_mismatch(actor, instr, received->tag);
   }
@@ -139,11 +139,11 @@ static jpp_status_t* check_message(jpp_actor_t* actor, const jpp_actor_instr_t* 
 static jpp_status_t* unpack(jpp_actor_t* actor, const jpp_actor_instr_t* instr,
                             const jpp_received_t* received, jpp_event_t** events) {
   jpp_runtime_t* runtime = actor->runtime;
-  uint32_t devices = runtime->devices_per_rank;
-  jpp_buffer_t** shards = actor->regs + (size_t)instr->operands[0] * devices;
+  size_t first = (size_t)instr->operands[0] * runtime->devices_per_rank;
+  jpp_buffer_t** shards = actor->regs + first;
   JPP_RETURN_IF_ERROR(check_message(actor, instr, received));
   const jpp_wire_shape_t* shapes = received->data[0];
-  for (uint32_t d = 0; d < devices; ++d) {
+  for (uint32_t d = 0; d < actor->num_devices; ++d) {
     void* data = received->data[1 + d];
     if (runtime->device_messages && received->sizes[1 + d]) {
       JPP_RETURN_IF_ERROR(copy_on_device(runtime->client, &shapes[d], data,

@@ -45,7 +45,7 @@ static uint64_t most_bytes_of_link(const jpp_runtime_t* runtime, uint32_t channe
 static jpp_status_t* open_link(jpp_runtime_t* runtime, jpp_link_t* link, uint64_t* bytes,
                                bool* on_device) {
   uint32_t index = (uint32_t)(link - runtime->links);
-  uint32_t devices = runtime->devices_per_rank;
+  uint32_t devices = link->num_devices;
   uint64_t most = most_bytes_of_link(runtime, index);
   uint32_t sender = runtime->rank_process[link->plan->src];
   JPP_RETURN_IF_ERROR(sender == runtime->process ? jpp__outbox_create(runtime, link, most)
@@ -75,7 +75,7 @@ static jpp_status_t* check_devices(const jpp_runtime_t* runtime) {
   uint32_t first = JPP_NONE;
   for (uint32_t r = 0; r < runtime->plan->ranks; ++r) {
     for (uint32_t d = 0;
-         jpp__runtime_has_rank(runtime, r) && d < runtime->devices_per_rank; ++d) {
+         jpp__runtime_has_rank(runtime, r) && d < runtime->actors[r].num_devices; ++d) {
       uint32_t device = runtime->actors[r].devices[d];
       if (first == JPP_NONE) first = device;
       if (device == first) continue;

@@ -1,5 +1,6 @@
 // Parcels: filled, passed to the transport in order, and reused when the transport has
-// sent them.
+// sent them. A parcel has a shard for each device of the receiver; if the sender has
+// another number of devices, each of them has the whole value.
 #include "runtime/cluster/outbox.h"
 
 #include <sched.h>
@@ -55,7 +56,7 @@ static size_t shard_room(const jpp_outbox_t* outbox) {
 
 static jpp_status_t* make_parcel(jpp_outbox_t* outbox, parcel_t* parcel, char* memory) {
   jpp_arena_t* arena = &outbox->runtime->arena;
-  uint32_t devices = outbox->runtime->devices_per_rank;
+  uint32_t devices = outbox->link->num_devices;
   parcel->outbox = outbox;
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(arena, devices + 1, &parcel->shards));
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(arena, devices, &parcel->events));
@@ -77,7 +78,7 @@ static jpp_status_t* make_parcel(jpp_outbox_t* outbox, parcel_t* parcel, char* m
 
 jpp_status_t* jpp__outbox_create(jpp_runtime_t* runtime, jpp_link_t* link,
                                  uint64_t most_bytes) {
-  uint32_t devices = runtime->devices_per_rank, slots = link->plan->slots;
+  uint32_t devices = link->num_devices, slots = link->plan->slots;
   jpp_outbox_t* outbox = NULL;
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&runtime->arena, 1, &outbox));
   outbox->runtime = runtime;
@@ -102,7 +103,7 @@ void jpp__outbox_sent(void* user, void* cookie) {
   (void)user;
   parcel_t* parcel = cookie;
   const jpp_runtime_t* runtime = parcel->outbox->runtime;
-  for (uint32_t d = 0; d < runtime->devices_per_rank; ++d) {
+  for (uint32_t d = 0; d < parcel->outbox->link->num_devices; ++d) {
     jpp_buffer_t* copy = parcel->copies[d];
     if (d < parcel->lent) jpp_client_buffer_reclaim(runtime->client, copy);
     jpp_client_buffer_destroy(runtime->client, copy);
@@ -116,7 +117,7 @@ void jpp__outbox_sent(void* user, void* cookie) {
 // Drops a parcel that was never passed to the transport.
 static void drop_parcel(parcel_t* parcel) {
   jpp_client_t* client = parcel->outbox->runtime->client;
-  for (uint32_t d = 0; d < parcel->outbox->runtime->devices_per_rank; ++d) {
+  for (uint32_t d = 0; d < parcel->outbox->link->num_devices; ++d) {
     // Until then, the device writes to the parcel.
     jpp_status_free(jpp__wait_end_of(client, &parcel->events[d]));
   }
@@ -193,7 +194,8 @@ static jpp_status_t* copy_on_device(const jpp_actor_t* actor, parcel_t* parcel,
                                     uint32_t device, jpp_buffer_t* buffer) {
   jpp_client_t* client = actor->runtime->client;
   JPP_RETURN_IF_ERROR(jpp_client_buffer_copy_to_device(
-      client, buffer, actor->devices[device], &parcel->copies[device]));
+      client, buffer, actor->devices[device % actor->num_devices],
+      &parcel->copies[device]));
   return jpp_client_buffer_ready_event(client, parcel->copies[device],
                                        &parcel->events[device]);
 }
@@ -242,16 +244,16 @@ jpp_status_t* jpp__outbox_send(jpp_actor_t* actor, const jpp_actor_instr_t* inst
   jpp_outbox_t* outbox = instr->link->outbox;
   parcel_t* parcel = &outbox->parcels[outbox->filled % instr->link->plan->slots];
   if (parcel->busy || atomic_load(&parcel->watched)) return NULL;
-  uint32_t devices = actor->runtime->devices_per_rank;
-  jpp_buffer_t** shards = actor->regs + (size_t)instr->operands[0] * devices;
+  size_t first = (size_t)instr->operands[0] * actor->runtime->devices_per_rank;
+  jpp_buffer_t** shards = actor->regs + first;
   parcel->tag = instr->tag;
   parcel->step = actor->runtime->begun;
   parcel->source = instr->source;
   parcel->busy = true;
   ++outbox->busy;
   jpp_status_t* status = NULL;
-  for (uint32_t d = 0; d < devices && !status; ++d) {
-    status = fill_shard(actor, parcel, d, shards[d]);
+  for (uint32_t d = 0; d < instr->link->num_devices && !status; ++d) {
+    status = fill_shard(actor, parcel, d, shards[d % actor->num_devices]);
     if (!status) status = watch_copy(parcel, d);
   }
   if (status) {
@@ -268,7 +270,7 @@ jpp_status_t* jpp__outbox_send(jpp_actor_t* actor, const jpp_actor_instr_t* inst
 static jpp_status_t* finish_copies(const parcel_t* parcel, bool* out_ready) {
   jpp_client_t* client = parcel->outbox->runtime->client;
   *out_ready = true;
-  for (uint32_t d = 0; d < parcel->outbox->runtime->devices_per_rank; ++d) {
+  for (uint32_t d = 0; d < parcel->outbox->link->num_devices; ++d) {
     jpp_event_t** event = &parcel->events[d];
     if (!*event) continue;
     JPP_RETURN_IF_ERROR(jpp_client_event_is_ready(client, *event, out_ready));
@@ -281,7 +283,7 @@ static jpp_status_t* finish_copies(const parcel_t* parcel, bool* out_ready) {
 static jpp_status_t* lend_copies(parcel_t* parcel) {
   const jpp_runtime_t* runtime = parcel->outbox->runtime;
   if (!runtime->device_messages) return NULL;
-  for (; parcel->lent < runtime->devices_per_rank; ++parcel->lent) {
+  for (; parcel->lent < parcel->outbox->link->num_devices; ++parcel->lent) {
     void* data = NULL;
     JPP_RETURN_IF_ERROR(
         jpp_client_buffer_lend(runtime->client, parcel->copies[parcel->lent], &data));
@@ -299,9 +301,9 @@ static jpp_status_t* send_oldest(jpp_outbox_t* outbox, bool* out_done) {
   outbox->unmade = !ready;
   if (!ready) return NULL;
   JPP_RETURN_IF_ERROR(lend_copies(parcel));
-  JPP_RETURN_IF_ERROR(jpp_channel_try_send_bytes(
-      outbox->link->channel, parcel->tag, parcel->shards,
-      outbox->runtime->devices_per_rank + 1, parcel, out_done));
+  JPP_RETURN_IF_ERROR(
+      jpp_channel_try_send_bytes(outbox->link->channel, parcel->tag, parcel->shards,
+                                 outbox->link->num_devices + 1, parcel, out_done));
   outbox->gone += *out_done;
   return NULL;
 }

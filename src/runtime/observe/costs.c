@@ -29,11 +29,12 @@ jpp_status_t* jpp_plan_costs_add_compiled(jpp_plan_costs_t* costs, const jpp_pla
                                           const uint32_t* sizes) {
   JPP_RETURN_IF_NULL(costs, plan, client, executables);
   JPP_RETURN_IF_NULL(names, sizes);
-  uint64_t devices = 1;
-  for (uint32_t a = 0; a < num_axes; ++a) devices *= sizes[a];
-  if (devices == 1) return NULL;  // skips reading the compiled programs
   for (uint32_t t = 0; t < plan->staged->num_tasks; ++t) {
-    if (!executables[t].executable) continue;
+    const uint32_t* own = sizes + (size_t)plan->staged->tasks[t].rank * num_axes;
+    uint64_t devices = 1;
+    for (uint32_t a = 0; a < num_axes; ++a) devices *= own[a];
+    // One device has no collectives; skips reading its program.
+    if (!executables[t].executable || devices == 1) continue;
     jpp_collectives_t* found = NULL;
     jpp_status_t* status =
         jpp_client_executable_collectives(client, executables[t].executable, &found);
@@ -42,7 +43,7 @@ jpp_status_t* jpp_plan_costs_add_compiled(jpp_plan_costs_t* costs, const jpp_pla
       return NULL;
     }
     for (uint32_t c = 0; !status && c < found->count; ++c) {
-      status = add_collective(costs, plan, t, &found->each[c], num_axes, names, sizes);
+      status = add_collective(costs, plan, t, &found->each[c], num_axes, names, own);
     }
     jpp_collectives_destroy(found);
     JPP_RETURN_IF_ERROR(status);

@@ -172,7 +172,7 @@ jpp_status_t* jpp__trace_watch(jpp_actor_t* actor, uint32_t run, int64_t issued)
   jpp_step_trace_t* step = runtime->step->trace;
   size_t first = (size_t)run * runtime->devices_per_rank;
   actor->step->trace->runs[run].issued = issued - step->trace.start;
-  for (uint32_t d = 0; d < runtime->devices_per_rank; ++d) {
+  for (uint32_t d = 0; d < actor->num_devices; ++d) {
     jpp_run_waiter_t* waiter = &actor->step->trace->waiters[first + d];
     *waiter = (jpp_run_waiter_t){.base = {.callback = run_ended, .user = waiter},
                                  .pending = &step->pending};

@@ -24,10 +24,11 @@ typedef struct jpp_inbox jpp_inbox_t;
 typedef struct jpp_link {
   jpp_channel_t* channel;
   const jpp_plan_channel_t* plan;
-  const uint32_t* devices;  // [devices_per_rank] of the destination
-  uint32_t sends, recvs;    // instructions
-  uint32_t first_message;   // in jpp_tracer_t.message_ends
-  bool remote;              // to or from a rank of another process
+  const uint32_t* devices;  // [num_devices] of the destination
+  uint32_t num_devices;
+  uint32_t sends, recvs;   // instructions
+  uint32_t first_message;  // in jpp_tracer_t.message_ends
+  bool remote;             // to or from a rank of another process
   // Both ranks have the same devices.
   bool same_devices;
   // Of a remote link to which this process sends; else NULL.
@@ -76,7 +77,8 @@ typedef struct jpp_actor_step {
 typedef struct jpp_actor {
   jpp_runtime_t* runtime;
   const jpp_program_t* program;  // empty for a rank of another process
-  const uint32_t* devices;       // [devices_per_rank]
+  const uint32_t* devices;       // [devices_per_rank], of which num_devices exist
+  uint32_t num_devices;
   uint32_t num_instrs, num_runs;
   jpp_actor_instr_t* instrs;  // those of the program, without runs of tasks without ops
   jpp_buffer_t** regs;

@@ -73,10 +73,13 @@ static jpp_status_t* copy_input(jpp_runtime_t* runtime, const jpp_step_t* step,
   jpp_memory_t memory = memory_of_arg(runtime, arg);
   jpp_buffer_t** shards = jpp__array_at(array, rank);
   if (!shards) shards = array->buffers;
+  // From a rank of another size, each device has the whole array.
+  uint32_t count = runtime->devices_per_rank;
+  while (count > 1 && !shards[count - 1]) --count;
   jpp_buffer_t** copies = shards_of_input(runtime, step, rank, input);
-  for (uint32_t d = 0; d < runtime->devices_per_rank; ++d) {
+  for (uint32_t d = 0; d < actor->num_devices; ++d) {
     JPP_RETURN_IF_ERROR(jpp_client_buffer_copy_to_memory(
-        runtime->client, shards[d], actor->devices[d], memory, &copies[d]));
+        runtime->client, shards[d % count], actor->devices[d], memory, &copies[d]));
   }
   return NULL;
 }

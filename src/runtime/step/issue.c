@@ -10,7 +10,7 @@
 static void keep_results(const jpp_actor_t* actor, const jpp_actor_instr_t* instr) {
   uint32_t devices = actor->runtime->devices_per_rank;
   const uint32_t* registers = instr->operands + instr->num_args;
-  for (uint32_t d = 0; d < devices; ++d) {
+  for (uint32_t d = 0; d < actor->num_devices; ++d) {
     jpp_buffer_t* const* row = actor->results[d];
     for (uint32_t k = 0; k < instr->num_results; ++k) {
       actor->regs[(size_t)registers[k] * devices + d] = row[k];
@@ -30,7 +30,7 @@ static void destroy_register(const jpp_actor_t* actor, uint32_t reg) {
 static jpp_status_t* execute_task(jpp_actor_t* actor, const jpp_actor_instr_t* instr) {
   const jpp_task_call_t* call = instr->call;
   uint32_t devices = actor->runtime->devices_per_rank;
-  for (uint32_t d = 0; d < devices; ++d) {
+  for (uint32_t d = 0; d < actor->num_devices; ++d) {
     jpp_buffer_t** row = actor->args[d];
     for (uint32_t i = 0; i < instr->num_args; ++i) {
       row[i] = actor->regs[(size_t)instr->operands[i] * devices + d];
@@ -39,7 +39,7 @@ static jpp_status_t* execute_task(jpp_actor_t* actor, const jpp_actor_instr_t* i
   jpp_execute_t execute = {
       .struct_size = sizeof(execute),
       .executable = call->executable,
-      .device_count = devices,
+      .device_count = actor->num_devices,
       .arg_count = instr->num_args,
       .result_count = instr->num_results,
       .device = call->device,
@@ -56,7 +56,7 @@ static jpp_status_t* execute_task(jpp_actor_t* actor, const jpp_actor_instr_t* i
   // before the step ends; hence an event. The ready event of a result is cheaper than the
   // event that jpp_client_execute() can return.
   jpp_event_t** events = actor->step->events + (size_t)instr->run * devices;
-  for (uint32_t d = 0; instr->num_results && d < devices; ++d) {
+  for (uint32_t d = 0; instr->num_results && d < actor->num_devices; ++d) {
     JPP_RETURN_IF_ERROR(jpp_client_buffer_ready_event(actor->runtime->client,
                                                       actor->results[d][0], &events[d]));
   }
@@ -76,18 +76,19 @@ static jpp_status_t* issue_run(jpp_actor_t* actor, const jpp_actor_instr_t* inst
 // --- SEND and RECV --------------------------------------------------------------------
 
 // The message owns its buffers: copies on the receiver's devices, or the register's own.
+// Between ranks of unequal sizes, each device has the whole value.
 static jpp_status_t* fill_message(const jpp_actor_t* actor,
                                   const jpp_actor_instr_t* instr) {
   uint32_t devices = actor->runtime->devices_per_rank;
   jpp_buffer_t** shards = actor->regs + (size_t)instr->operands[0] * devices;
-  for (uint32_t d = 0; d < devices; ++d) {
+  for (uint32_t d = 0; d < instr->link->num_devices; ++d) {
     if (instr->moves) {
       actor->message[d] = shards[d];
       shards[d] = NULL;
       continue;
     }
     JPP_RETURN_IF_ERROR(jpp_client_buffer_copy_to_device(
-        actor->runtime->client, shards[d], instr->link->devices[d],
+        actor->runtime->client, shards[d % actor->num_devices], instr->link->devices[d],
         (jpp_buffer_t**)&actor->message[d]));
   }
   return NULL;
@@ -95,9 +96,8 @@ static jpp_status_t* fill_message(const jpp_actor_t* actor,
 
 static jpp_status_t* hand_over(const jpp_actor_t* actor, const jpp_actor_instr_t* instr) {
   bool done = false;
-  jpp_message_t message = {.buffers = actor->message,
-                           .count = actor->runtime->devices_per_rank,
-                           .tag = instr->tag};
+  jpp_message_t message = {
+      .buffers = actor->message, .count = instr->link->num_devices, .tag = instr->tag};
   JPP_RETURN_IF_ERROR(jpp_channel_try_send(instr->link->channel, &message, &done));
   if (done) return NULL;
   return jpp_status_make(JPP_INTERNAL_ERROR,
@@ -148,7 +148,7 @@ static jpp_status_t* issue_move(const jpp_actor_t* actor,
   uint32_t devices = actor->runtime->devices_per_rank;
   jpp_buffer_t** from = actor->regs + (size_t)instr->operands[0] * devices;
   jpp_buffer_t** to = actor->regs + (size_t)instr->operands[1] * devices;
-  for (uint32_t d = 0; d < devices; ++d) {
+  for (uint32_t d = 0; d < actor->num_devices; ++d) {
     JPP_RETURN_IF_ERROR(jpp_client_buffer_copy_to_memory(
         actor->runtime->client, from[d], actor->devices[d], instr->memory, &to[d]));
   }
@@ -163,7 +163,7 @@ static jpp_status_t* watch_output(const jpp_actor_t* actor, uint32_t output) {
   const jpp_program_output_t* out = &actor->program->outputs[output];
   jpp_buffer_t** copies = actor->step->outputs + (size_t)output * devices;
   jpp_buffer_t** shards = out->copy ? copies : actor->regs + (size_t)out->reg * devices;
-  for (uint32_t d = 0; d < devices; ++d) {
+  for (uint32_t d = 0; d < actor->num_devices; ++d) {
     JPP_RETURN_IF_ERROR(jpp_client_buffer_ready_event(
         actor->runtime->client, shards[d],
         &actor->step->output_events[(size_t)output * devices + d]));
@@ -175,7 +175,7 @@ static jpp_status_t* finish_output(const jpp_actor_t* actor, uint32_t output) {
   if (actor->program->outputs[output].copy) {
     uint32_t devices = actor->runtime->devices_per_rank;
     size_t from = (size_t)actor->program->outputs[output].reg * devices;
-    for (uint32_t d = 0; d < devices; ++d) {
+    for (uint32_t d = 0; d < actor->num_devices; ++d) {
       JPP_RETURN_IF_ERROR(jpp_client_buffer_copy_to_memory(
           actor->runtime->client, actor->regs[from + d], actor->devices[d],
           actor->output_memories[output],

@@ -111,7 +111,7 @@ static jpp_status_t* check_result(result_ref_t* ref) {
 jpp_status_t* jpp__nans_check(const jpp_actor_t* actor, const jpp_actor_instr_t* instr) {
   jpp_status_t* first = NULL;
   uint32_t first_maker = 0;
-  uint32_t devices = actor->runtime->devices_per_rank;
+  uint32_t devices = actor->num_devices;
   for (uint32_t i = 0; i < instr->num_results * devices; ++i) {
     result_ref_t ref = {
         .actor = actor, .instr = instr, .result = i / devices, .device = i % devices};

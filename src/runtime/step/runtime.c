@@ -25,6 +25,12 @@ static uint32_t device_of(const jpp_runtime_options_t* options, uint32_t rank,
   return options->devices ? options->devices[at] : at;
 }
 
+static uint32_t count_devices(const jpp_runtime_options_t* options, uint32_t rank) {
+  uint32_t count = options->devices_per_rank;
+  while (count > 1 && device_of(options, rank, count - 1) == JPP_NO_DEVICE) --count;
+  return count;
+}
+
 static jpp_status_t* check_runtime_options(const jpp_runtime_options_t* options) {
   JPP_RETURN_IF_NULL(options->client, options->plan, options->executables);
   if (options->devices_per_rank < 1) {
@@ -34,7 +40,8 @@ static jpp_status_t* check_runtime_options(const jpp_runtime_options_t* options)
   uint32_t available = jpp_client_info(options->client)->device_count;
   for (uint32_t r = 0; r < options->plan->ranks; ++r) {
     if (options->rank_process && options->rank_process[r] != options->process) continue;
-    for (uint32_t d = 0; d < options->devices_per_rank; ++d) {
+    uint32_t count = count_devices(options, r);
+    for (uint32_t d = 0; d < count; ++d) {
       uint32_t device = device_of(options, r, d);
       if (device < available) continue;
       return jpp_status_make(
@@ -73,6 +80,7 @@ static jpp_status_t* copy_devices(jpp_runtime_t* runtime,
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&runtime->arena, ranks, &runtime->actors));
   for (uint32_t r = 0; r < ranks; ++r) {
     runtime->actors[r].devices = devices + (size_t)r * per_rank;
+    runtime->actors[r].num_devices = count_devices(options, r);
     for (uint32_t d = 0; d < per_rank; ++d) {
       devices[(size_t)r * per_rank + d] = device_of(options, r, d);
     }
@@ -149,6 +157,7 @@ static jpp_status_t* open_local_link(jpp_runtime_t* runtime, uint32_t index) {
 
 static bool have_same_devices(const jpp_runtime_t* runtime,
                               const jpp_plan_channel_t* channel) {
+  // The rows of ranks with fewer devices end with JPP_NO_DEVICE.
   const uint32_t* from = runtime->actors[channel->src].devices;
   const uint32_t* to = runtime->actors[channel->dst].devices;
   return memcmp(from, to, runtime->devices_per_rank * sizeof(*from)) == 0;
@@ -169,6 +178,7 @@ static jpp_status_t* open_links(jpp_runtime_t* runtime, const char* transport) {
     jpp_link_t* link = &runtime->links[i];
     link->plan = &plan->channels[i];
     link->devices = runtime->actors[link->plan->dst].devices;
+    link->num_devices = runtime->actors[link->plan->dst].num_devices;
     bool sends = jpp__runtime_has_rank(runtime, link->plan->src);
     bool receives = jpp__runtime_has_rank(runtime, link->plan->dst);
     link->remote = sends != receives;
@@ -186,7 +196,7 @@ static jpp_status_t* upload_constants(jpp_actor_t* actor) {
     int32_t number = (int32_t)actor->program->constants[i].microbatch;
     jpp_host_array_t array = {
         .struct_size = sizeof(array), .data = &number, .dtype = JPP_DTYPE_S32};
-    for (uint32_t d = 0; d < devices; ++d) {
+    for (uint32_t d = 0; d < actor->num_devices; ++d) {
       jpp_buffer_t** buffer = &actor->constants[(size_t)i * devices + d];
       JPP_RETURN_IF_ERROR(
           jpp_client_buffer_from_host(client, &array, actor->devices[d], buffer));

@@ -74,9 +74,9 @@ made_contents_t contents_of(const jpp_planned_t* planned, uint32_t devices_per_r
   for (uint32_t i = 0; i < devices; ++i) made.device_ids[i] = (int32_t)(devices - 1 - i);
   make_modules(&made);
   made.axis_names = calloc(1, sizeof(*made.axis_names));
-  made.axis_sizes = calloc(1, sizeof(*made.axis_sizes));
+  made.axis_sizes = calloc(planned->ranks, sizeof(*made.axis_sizes));
   made.axis_names[0] = "data";
-  made.axis_sizes[0] = devices_per_rank;
+  for (uint32_t r = 0; r < planned->ranks; ++r) made.axis_sizes[r] = devices_per_rank;
   made.constants = calloc(1, sizeof(*made.constants));
   contents->num_constants = graph->num_args > 1;
   if (contents->num_constants) {

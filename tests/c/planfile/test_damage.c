@@ -121,8 +121,10 @@ static void test_headers_that_say_something_else(void** state) {
   change_header("{\"name\"", "[\"name\"", JPP_PARSE_ERROR, "it:1: ");
   change_header("\"ranks\":2", "\"ranks\":3", JPP_PARSE_ERROR, "device_ids");
   change_header("\"ranks\":2", "\"ranks\":9", JPP_PARSE_ERROR, "device_ids");
-  change_header("\"sizes\":[2]", "\"sizes\":[3]", JPP_PARSE_ERROR, "product is 2");
-  change_header("\"sizes\":[2]", "\"sizes\":[ ]", JPP_PARSE_ERROR, "a name and a size");
+  change_header("\"sizes\":[2,2]", "\"sizes\":[2,3]", JPP_PARSE_ERROR,
+                "axes of the mesh of rank 1: expected sizes whose product is 2");
+  change_header("\"sizes\":[2,2]", "\"sizes\":[ 2 ]", JPP_PARSE_ERROR,
+                "a size of each on each rank");
   change_header("\"devices_per_rank\":2", "\"devices_per_rank\":1", JPP_PARSE_ERROR,
                 "device_ids");
   change_header("\"1f1b\",\"microbatches\":4", "\"1\",\"microbatches\":9999",

@@ -70,6 +70,8 @@ static void expect_same(const jpp_planfile_contents_t* a,
   assert_int_equal(a->num_axes, b->num_axes);
   for (uint32_t i = 0; i < a->num_axes; ++i) {
     assert_string_equal(a->axis_names[i], b->axis_names[i]);
+  }
+  for (uint32_t i = 0; i < a->planned->ranks * a->num_axes; ++i) {
     assert_int_equal(a->axis_sizes[i], b->axis_sizes[i]);
   }
   assert_memory_equal(a->device_ids, b->device_ids,
@@ -96,16 +98,14 @@ static void expect_same(const jpp_planfile_contents_t* a,
 
 // --- Round trips ----------------------------------------------------------------------
 
-static void round_trip(const planned_t* planned, uint32_t slots, uint32_t per_rank) {
-  made_contents_t made = contents_of(planned->made, per_rank);
-  made.contents.channel_slots = slots;
+static void expect_return(const jpp_planfile_contents_t* contents) {
   size_t size = 0;
-  unsigned char* bytes = contents_bytes(&made.contents, &size);
+  unsigned char* bytes = contents_bytes(contents, &size);
   jpp_planfile_t* file = NULL;
   ASSERT_OK(jpp_planfile_read("here", bytes, size, &file));
   assert_string_equal(file->path, "here");
   assert_non_null(strstr(file->maker, "jaxpp "));
-  expect_same(&made.contents, &file->contents);
+  expect_same(contents, &file->contents);
   // What was read back makes the same file again.
   size_t again_size = 0;
   unsigned char* again = contents_bytes(&file->contents, &again_size);
@@ -114,6 +114,12 @@ static void round_trip(const planned_t* planned, uint32_t slots, uint32_t per_ra
   free(again);
   free(bytes);
   jpp_planfile_destroy(file);
+}
+
+static void round_trip(const planned_t* planned, uint32_t slots, uint32_t per_rank) {
+  made_contents_t made = contents_of(planned->made, per_rank);
+  made.contents.channel_slots = slots;
+  expect_return(&made.contents);
   contents_free(&made);
 }
 
@@ -181,6 +187,18 @@ static const char* difference(const char* graph, const char* from, const char* t
   return jpp_plan_hashes_difference(&hashes[0], &hashes[1]);
 }
 
+static void test_ranks_of_unequal_sizes_come_back(void** state) {
+  (void)state;
+  planned_t planned;
+  ASSERT_OK(plan_file("mlp2", NULL, &planned));
+  made_contents_t made = contents_of(planned.made, 4);
+  for (uint32_t d = 1; d < 4; ++d) made.device_ids[d] = -1;
+  made.axis_sizes[0] = 1;
+  expect_return(&made.contents);
+  contents_free(&made);
+  plan_free(&planned);
+}
+
 static void test_hashes_say_what_differs(void** state) {
   (void)state;
   assert_null(difference("mlp2", "1f1b", "1f1b"));
@@ -221,6 +239,12 @@ static void test_contents_must_fit_together(void** state) {
   --made.constants[0].size;
   refuse(&good, "constant 0: expected ");
   ++made.constants[0].size;
+  made.device_ids[0] = -1;
+  refuse(&good, "rank 0, device 0: expected the id of a device, found -1");
+  made.device_ids[0] = 3;
+  made.device_ids[1] = -1;
+  refuse(&good, "axes of the mesh of rank 0: expected sizes whose product is 1");
+  made.device_ids[1] = 2;
   made.numbers[0] = -1;
   refuse(&good, "layout of argument 0: expected a part of the array");
   contents_free(&made);
@@ -318,6 +342,7 @@ int main(void) {
       cmocka_unit_test(test_all_graphs_come_back),
       cmocka_unit_test(test_random_steps_come_back),
       cmocka_unit_test(test_options_of_the_plan_come_back),
+      cmocka_unit_test(test_ranks_of_unequal_sizes_come_back),
       cmocka_unit_test(test_hashes_say_what_differs),
       cmocka_unit_test(test_contents_must_fit_together),
       cmocka_unit_test(test_a_file_that_can_not_be_written_stays),

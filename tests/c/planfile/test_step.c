@@ -159,7 +159,8 @@ static void test_refusals(void** state) {
   ASSERT_FAILS(jpp_planfile_devices(file, small, 1, devices), JPP_INVALID_ARGUMENT,
                "the devices of the ranks: expected a count of 2, found 1");
   ASSERT_FAILS(jpp_planfile_devices(file, small, 2, devices), JPP_DEVICES_ERROR,
-               "expected 2 devices, 2 ranks of 1, found 1 on platform cpu");
+               "expected 2 devices, 2 ranks of at most 1, found 1 on "
+               "platform cpu");
   jpp_client_destroy(small);
   file->contents.platform = "cuda";
   ASSERT_FAILS(jpp_planfile_step_create(file, model->client, devices, &step),

@@ -17,6 +17,7 @@ typedef struct model_options {
   const char* schedule;       // NULL: as the text says
   uint32_t ranks;             // 0: as the text says
   uint32_t devices_per_rank;  // 0: 1
+  bool odd_have_one;          // ranks with odd numbers have one device
   uint32_t ranks_per_device;  // 0: 1; neighbouring ranks share a group of devices
   uint32_t steps_in_flight;
   uint32_t device_threads;  // of the fake

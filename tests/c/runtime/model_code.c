@@ -43,6 +43,7 @@ char* model_fake_code(const model_t* model, uint32_t id) {
     uint32_t first = node * jpp_client_info(model->client)->device_count;
     for (uint32_t d = 0; d < per_rank; ++d) {
       uint32_t device = model->devices[task->rank * per_rank + d];
+      if (device == JPP_NO_DEVICE) continue;
       jpp_str_appendf(&text, " %u", first + device);
     }
   }

@@ -49,6 +49,7 @@ static model_t* create(const char* memory, model_options_t options) {
 static const model_options_t kWays[] = {
     {.portable = true},
     {.devices_per_rank = 2},
+    {.devices_per_rank = 2, .odd_have_one = true},
     {.device_threads = 3, .latency_us = 50},
     {.devices_per_rank = 2, .device_threads = 3, .latency_us = 20},
     {.ranks_per_device = 2},

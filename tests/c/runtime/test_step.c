@@ -43,6 +43,8 @@ static void test_devices_and_portability_do_not_change_numbers(void** state) {
       {.ranks_per_device = 4},
       {.ranks_per_device = 2, .portable = true, .device_threads = 2, .latency_us = 20},
       {.ranks_per_device = 2, .devices_per_rank = 2},
+      {.devices_per_rank = 4, .odd_have_one = true, .device_threads = 2},
+      {.devices_per_rank = 2, .odd_have_one = true, .ranks_per_device = 2},
   };
   float expected[kOutputs], found[kOutputs];
   run_chain(4, 6, (model_options_t){0}, expected);

@@ -516,12 +516,27 @@ def train(case: Case, mesh: Any, steps: int = 3) -> Iterator[dict[str, Any]]:
         state = found["params"], found["state"]
 
 
-def run_case(case: Case) -> None:
-    """Trains as a pipeline and in plain JAX; raises AssertionError if the results differ."""
+def unequal_mesh(case: Case) -> Any:
+    """A mesh whose ranks have different numbers of devices along the axes of the case."""
+    rng, names = random.Random(case.seed), tuple(case.axes)
+    while True:
+        shapes = [tuple(rng.choice([1, 1, 2, 4]) for _ in names) for _ in range(case.ranks)]
+        ends = np.cumsum([np.prod(shape, dtype=int) for shape in shapes])
+        if len(set(shapes)) > 1 and ends[-1] <= 8:
+            break
+    groups = np.split(np.array(jax.devices()), ends)
+    pairs = zip(groups, shapes, strict=False)
+    return jaxpp.MpmdMesh([Mesh(g.reshape(shape), names) for g, shape in pairs], "stage")
+
+
+def run_case(case: Case, mesh: Any = None) -> None:
+    """Trains as a pipeline and in plain JAX; raises AssertionError if the results differ.
+    `mesh`: not the usual one of the case."""
+    mesh = make_mesh(case.ranks, **case.axes) if mesh is None else mesh
     plain = _plain(case)
     tolerance = 1e-4 if case.dtype == "float32" else 6e-2
     b = case.params, case.state()
-    for n, found in enumerate(train(case, make_mesh(case.ranks, **case.axes))):
+    for n, found in enumerate(train(case, mesh)):
         expected = plain(*b, case.batch, case.extra)
         assert_copies_equal(found, f"step {n}: ")
         for name, ranks in left_on(case).items():
