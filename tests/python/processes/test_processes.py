@@ -16,6 +16,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 
+import jax
 import pytest
 
 import jaxpp.api as jaxpp
@@ -79,7 +80,7 @@ def launch(command: str, tmp_path: pathlib.Path) -> Launch:
 # Jobs that succeed, by devices per process; one launch of two processes runs them in turn.
 TOGETHER = {
     1: ["train2", "types", "by_hand", "resharded", "saved", "left", "traced", "profiled"],
-    2: ["train2", "types", "by_hand", "resharded", "saved", "left", "costed"],
+    2: ["train2", "unequal", "types", "by_hand", "resharded", "saved", "left", "costed"],
 }
 Together = Callable[[int, str], tuple[pathlib.Path, Lines]]
 
@@ -135,12 +136,17 @@ def test_trains_as_one_process_does(
         assert result == 0, lines
     width = processes * devices // ranks
     mesh = mesh_of(ranks, {} if width == 1 else {"model": width})
-    expected = {
-        line for name in trainings.problems(ranks) for line in trainings.train(name, mesh)
-    }
+    expected = set(trainings.train_all(mesh))
     assert {line for of_process in lines.values() for line in of_process} == expected
     for rank, process in (0, 0), (ranks - 1, processes - 1):
         assert any(f"tied params[0]['w'] rank {rank} " in line for line in lines[process])
+
+
+def test_ranks_of_unequal_meshes(together: Together) -> None:
+    _, lines = together(2, "unequal")
+    expected = trainings.train_all(trainings.unequal_mesh(jax.devices()[:4]))
+    assert sorted(lines[0] + lines[1]) == sorted(expected)
+    assert all(f"params[{rank}]['w'] rank {rank} " in " ".join(lines[rank]) for rank in (0, 1))
 
 
 @pytest.mark.parametrize("devices", [1, 2])

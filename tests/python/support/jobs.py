@@ -40,17 +40,21 @@ from trainings import (
     say,
     sums_of_types,
     train,
+    train_all,
     two_stages,
+    unequal_mesh,
 )
 
 # --- Training -----------------------------------------------------------------------------
 
 
-def train_all(ranks: int) -> None:
-    mesh = mesh_of_all(ranks)
-    for name in problems(ranks):
-        for line in train(name, mesh):
-            say(line)
+def train_on(mesh: Any) -> None:
+    for line in train_all(mesh):
+        say(line)
+
+
+def unequal() -> None:
+    train_on(unequal_mesh(jax.devices()))
 
 
 def saved(folder: str) -> None:
@@ -395,15 +399,16 @@ def put_from_a_device() -> None:
 
 
 JOBS: dict[str, Callable[[], None]] = {
-    "train2": lambda: train_all(2),
-    "train4": lambda: train_all(4),
-    "train8": lambda: train_all(8),
+    "train2": lambda: train_on(mesh_of_all(2)),
+    "train4": lambda: train_on(mesh_of_all(4)),
+    "train8": lambda: train_on(mesh_of_all(8)),
     "saved": lambda: saved(sys.argv[3]),
     "traced": lambda: traced(sys.argv[3]),
     "profiled": lambda: profiled(sys.argv[3]),
     **{
         job.__name__: job
         for job in (
+            unequal,
             types,
             by_hand,
             resharded,

@@ -9,14 +9,14 @@ import hashlib
 import itertools
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import PartitionSpec
+from jax.sharding import Mesh, PartitionSpec
 
 import jaxpp.api as jaxpp
 import models
@@ -144,6 +144,17 @@ def train(name: str, mesh: Any, steps: int = STEPS) -> Iterator[str]:
 def mesh_of_all(ranks: int) -> Any:
     width = len(jax.devices()) // ranks
     return mesh_of(ranks, {} if width == 1 else {"model": width})
+
+
+def unequal_mesh(devices: Sequence[jax.Device]) -> Any:
+    """Two ranks: one of the first of these four devices, one of the last two."""
+    groups = (devices[:1], devices[2:])
+    return jaxpp.MpmdMesh([Mesh(np.array(own), ("model",)) for own in groups], "stage")
+
+
+def train_all(mesh: Any) -> Iterator[str]:
+    for name in problems(mesh.mpmd_dim):
+        yield from train(name, mesh)
 
 
 def descent(loss: Callable[..., Any], schedule: Any, rate: float = 0.1) -> Callable[..., Any]:
