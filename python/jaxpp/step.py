@@ -21,6 +21,7 @@ from jaxpp.errors import (
     make_error,
     shorten,
 )
+from jaxpp.garbage import rare_collections
 from jaxpp.jax_internals.context import is_tracing, settings_key
 from jaxpp.mesh import MpmdMesh
 from jaxpp.plan.costs import CostSummary
@@ -115,8 +116,9 @@ class MpmdFunction:
                 "%s: new shapes, dtypes, statics or settings of JAX: tracing again", self._fun
             )
         devices = begin_devices(self._options.mesh, self._options.plugin)
-        traced = traced or self._trace(call)
-        return CompiledStep(traced, devices(), self._options)
+        with rare_collections:
+            traced = traced or self._trace(call)
+            return CompiledStep(traced, devices(), self._options)
 
     def _trace(self, call: Call) -> Traced:
         def measure(trial: Traced) -> list[Any]:

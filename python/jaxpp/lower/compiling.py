@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
-import contextlib
-import gc
 import os
-from collections.abc import Iterator
 from typing import Any, Protocol
 
 from jaxpp import _core
@@ -24,19 +21,6 @@ def explain(error: JaxppError, plan: _core.Plan, rank: int, what: str) -> JaxppE
     if error.code == "out-of-memory":
         text = plan.explain_memory(rank, text)
     return make_error(error.code, f"rank {rank}, {what}: {text}")
-
-
-@contextlib.contextmanager
-def _garbage_kept() -> Iterator[None]:
-    """Pauses the garbage collector. Lowering makes many objects and hardly any garbage, and a
-    collection visits all that tracing left, which took a third of the time of lowering."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 class Target(Protocol):
@@ -116,11 +100,10 @@ class Compiler:
         donations = self.plan.donations()
         pool = concurrent.futures.ThreadPoolExecutor(max(2, os.cpu_count() or 1))
         try:
-            with _garbage_kept():
-                found = [
-                    self._submit(pool, task, row)
-                    for task, row in zip(tasks, donations, strict=True)
-                ]
+            found = [
+                self._submit(pool, task, row)
+                for task, row in zip(tasks, donations, strict=True)
+            ]
             executables = [
                 None if future is None else self._result(task, future)
                 for task, future in zip(tasks, found, strict=True)

@@ -9,7 +9,17 @@ import jaxpp.api
 ROOT = pathlib.Path(jaxpp.api.__file__).parent
 FOLDERS = ["trace", "plan", "lower", "client", "run", "remote"]
 # Modules outside the folders: those that all folders use, and those that users call.
-FIRST = {"array", "devices", "errors", "job", "mesh", "operations", "placements", "schedules"}
+FIRST = {
+    "array",
+    "devices",
+    "errors",
+    "garbage",
+    "job",
+    "mesh",
+    "operations",
+    "placements",
+    "schedules",
+}
 INTERNALS = "jax_internals"
 LAST = {
     "__init__",
