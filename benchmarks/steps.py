@@ -3,7 +3,8 @@ C program, the runtime against a bare loop that makes the same PJRT calls. The t
 a pair alternate, so that a machine whose speed drifts slows both alike; times are
 medians, and ratios are medians of the ratios within a turn. It then times a loop that
 prepares batches while steps run, with all cores available to the step and, in a separate
-process, with one core; and a call whose step has nothing to run.
+process, with one core; a call whose step has nothing to run; a token of a text that
+passes through four stages; and, in C, a step of 64 stages and 512 microbatches.
 
     python benchmarks/steps.py [--turns N] [--bench-plan PROGRAM]
 
@@ -24,7 +25,9 @@ from collections.abc import Callable
 from typing import Any
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+sys.path.append(str(pathlib.Path(__file__).parent.parent / "examples"))
 
+import generate
 import jax
 import jax.numpy as jnp
 import lammps_jax_pjrt_cpu
@@ -34,6 +37,7 @@ import jaxpp.api as jaxpp
 from models import Model
 
 MODELS = (Model(8, 1, 32), Model(128, 64, 16))
+DEEP = Model(8, 1, 512, layers=64, stages=64)
 
 
 class State:
@@ -142,6 +146,42 @@ def measure_idle(turns: int) -> None:
     print(f"\nA call of a step with nothing to run: {np.median(times) * 1e6:.1f} us")
 
 
+def measure_token(turns: int) -> None:
+    """The next token of two texts in one batch, with a cache of 4096 tokens."""
+    generate.BATCHES, generate.LENGTH = 1, 4096
+
+    def plain(params: Any, cache: Any, tokens: Any, start: Any) -> Any:
+        own = jax.tree.map(lambda c: c[0], cache)
+        found, own = generate.next_tokens(params, own, tokens[0], start, lambda x: x)
+        return found[None, :, None], jax.tree.map(lambda c: c[None], own)
+
+    mesh = Model(8, 1, 1).mesh()
+    runs = (
+        jaxpp.mpmd_jit_with_loop(generate.step, mpmd_mesh=mesh, donate_argnums=1),
+        jax.jit(plain, donate_argnums=1),
+    )
+    params = generate.init(jax.random.key(0))
+    start = jnp.zeros((1, generate.SIZE, 1), jnp.int32)
+    found = [(start, generate.empty_cache()) for _ in runs]
+    times = np.empty((turns + 1, 2))
+    for turn in range(turns + 1):
+        for k, run in enumerate(runs):
+            begin = time.perf_counter()
+            tokens, cache = found[k]
+            found[k] = jax.block_until_ready(run(params, cache, tokens, turn))
+            times[turn, k] = time.perf_counter() - begin
+    pipeline_ms, plain_ms = np.median(times[1:], axis=0) * 1e3
+    ratio = np.median(times[1:, 0] / times[1:, 1])
+    print(f"\nA token through 4 stages: {pipeline_ms:.2f} ms, plain jax.jit {plain_ms:.2f} ms")
+    print(f"  pipeline / plain jax.jit  {ratio:6.2f}", flush=True)
+
+
+def measure_deep(program: str) -> None:
+    params, batch = DEEP.params(), DEEP.batch()
+    print(f"\n{DEEP.name}, on 4 devices", flush=True)
+    measure_bare(DEEP.pipeline().compile(params, *batch), 3, program)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--turns", type=int, default=40)
@@ -161,6 +201,9 @@ def main() -> None:
         measure_overlap(model, turns)
     measure_overlap_on_one_core(turns)
     measure_idle(turns)
+    measure_token(turns)
+    if options.bench_plan:
+        measure_deep(options.bench_plan)
 
 
 if __name__ == "__main__":
