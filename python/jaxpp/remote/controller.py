@@ -11,6 +11,7 @@ answer breaks the mesh: the others are ended too, and all later operations raise
 from __future__ import annotations
 
 import collections
+import os
 import threading
 import weakref
 from collections.abc import Callable
@@ -151,6 +152,15 @@ class Workers:
             found = self.call(Worker.open, "the plugin", *[(plugin,)] * self.ranks)
             self._devices[plugin] = self._make_devices(self, plugin, *found[0])
         return self._devices[plugin]
+
+    def start_trace(self, folder: str) -> None:
+        """Begins a profile of each worker, in a folder of its own."""
+        own = ((os.path.join(folder, f"process-{rank}"),) for rank in range(self.ranks))
+        self.call(Worker.profile, "start_trace", *own)
+
+    def stop_trace(self) -> None:
+        """Ends the profiles."""
+        self.call(Worker.profile, "stop_trace", *[(None,)] * self.ranks)
 
     def numbers(self, count: int) -> int:
         """Allocates `count` ids and returns the first."""

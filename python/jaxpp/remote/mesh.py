@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -138,6 +139,15 @@ class RemoteMpmdMesh(MpmdMesh):
     def processes(self) -> list[tuple[str, int]]:
         """The host and process id of each rank's worker."""
         return self.workers.processes
+
+    def start_trace(self, profiler_trace_path: str | os.PathLike[str]) -> None:
+        """Begins a profile of each worker with `jax.profiler`. Rank r writes it to the folder
+        `process-r` below this path, on its own host."""
+        self.workers.start_trace(os.path.abspath(profiler_trace_path))
+
+    def stop_trace(self) -> None:
+        """Ends the profiles that `start_trace` began, and writes them."""
+        self.workers.stop_trace()
 
     def shutdown(self) -> None:
         """Ends the workers and deletes all arrays of the mesh."""

@@ -267,6 +267,17 @@ class Worker:
         return devices
 
     @_or_failure
+    def profile(self, folder: str | None) -> None:
+        """Begins a profile of this process, or ends it and writes it to its folder."""
+        try:
+            if folder is not None:
+                jax.profiler.start_trace(folder)
+            else:
+                jax.profiler.stop_trace()
+        except Exception as error:  # of any type: the profiler's own
+            raise make_error("invalid-argument", raised_text(error)) from None
+
+    @_or_failure
     def prepare(
         self,
         number: int,

@@ -253,6 +253,18 @@ def test_task_times(mesh2: jaxpp.RemoteMpmdMesh) -> None:
     assert [len(times[name]) for name in ("fwd_0", "bwd_0", "fwd_1", "bwd_1")] == [8] * 4
 
 
+def test_profiles_of_all_workers(mesh2: jaxpp.RemoteMpmdMesh, tmp_path: pathlib.Path) -> None:
+    step = two_stages(mesh2).compile(weights(), batch())
+    with pytest.raises(jaxpp.JaxppError, match=r"rank 0.*stop_trace: .*No profile"):
+        mesh2.stop_trace()
+    mesh2.start_trace(tmp_path)
+    jax.block_until_ready(step(weights(), batch()))
+    mesh2.stop_trace()
+    for rank in range(2):
+        (found,) = (tmp_path / f"process-{rank}").rglob("*.xplane.pb")
+        assert b"fwd_%d" % rank in found.read_bytes()
+
+
 def test_a_timeline_of_all_workers(mesh2: jaxpp.RemoteMpmdMesh) -> None:
     """The steps of all workers share a time axis: tasks begin after their inputs are ready."""
     step = two_stages(mesh2).compile(weights(), batch())
