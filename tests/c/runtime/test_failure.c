@@ -1,5 +1,6 @@
 // Steps that fail: each names the place, leaves nothing behind, and the next step works.
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
@@ -325,10 +326,19 @@ static void test_create_may_fail_at_every_allocation(void** state) {
 
 // --- Cancel ---------------------------------------------------------------------------
 
-static void* cancel_soon(void* user) {
-  struct timespec nap = {.tv_nsec = 3000000};
-  nanosleep(&nap, NULL);
-  jpp_runtime_cancel(user);
+typedef struct canceller {
+  jpp_runtime_t* runtime;
+  atomic_bool done;
+} canceller_t;
+
+// Again and again: a cancel before the step is submitted does nothing.
+static void* keep_cancelling(void* user) {
+  canceller_t* canceller = user;
+  while (!atomic_load(&canceller->done)) {
+    struct timespec nap = {.tv_nsec = 3000000};
+    nanosleep(&nap, NULL);
+    jpp_runtime_cancel(canceller->runtime);
+  }
   return NULL;
 }
 
@@ -341,9 +351,12 @@ static void test_a_step_is_cancelled(void** state) {
   pthread_t thread;
   model_run(model, before);
   model_give(model);
-  assert_int_equal(pthread_create(&thread, NULL, cancel_soon, model->runtime), 0);
-  ASSERT_FAILS(model_step(model), JPP_CANCELLED, "cancelled");
+  canceller_t canceller = {.runtime = model->runtime};
+  assert_int_equal(pthread_create(&thread, NULL, keep_cancelling, &canceller), 0);
+  jpp_status_t* status = model_step(model);
+  atomic_store(&canceller.done, true);
   pthread_join(thread, NULL);
+  ASSERT_FAILS(status, JPP_CANCELLED, "cancelled");
   expect_no_outputs(model);
   model_take_back(model);
   model_expect_clean(model);
