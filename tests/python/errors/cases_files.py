@@ -145,7 +145,7 @@ case(
     "mesh",
     lambda: loaded(mpmd_mesh=mesh(4)),
     "expected a mesh of {'stage': 2} with the ranks along 'stage'",
-    "found {'stage': 4}",
+    "found a mesh of {'stage': 4}",
 )
 case(
     "A plan loaded on an object that is not a mesh",
