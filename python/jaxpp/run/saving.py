@@ -119,12 +119,12 @@ def _python_section(planned: Planned, layout: StepLayout, steps_in_flight: int) 
 def _device_ids(layout: StepLayout) -> list[int]:
     """The plugin's device ids; if several processes own the devices, JAX's ids, which are
     unique."""
-    if layout.devices.processes is None:
-        most = layout.devices.per_rank
-        rows = [ids + [_core.NO_DEVICE] * (most - len(ids)) for ids in layout.devices.ids]
-        return [device for row in rows for device in row]
-    ranks = range(layout.mesh.mpmd_dim)
-    return [device.id for rank in ranks for device in layout.mesh.devices_of(rank)]
+    rows = layout.devices.ids
+    if layout.devices.processes is not None:
+        rows = [[device.id for device in own.devices.flat] for own in layout.mesh.unstack]
+    most = layout.devices.per_rank
+    padded = (row + [_core.NO_DEVICE] * (most - len(row)) for row in rows)
+    return [device for row in padded for device in row]
 
 
 # --- The whole file

@@ -142,9 +142,11 @@ def test_trains_as_one_process_does(
         assert any(f"tied params[0]['w'] rank {rank} " in line for line in lines[process])
 
 
-def test_ranks_of_unequal_meshes(together: Together) -> None:
+def test_ranks_of_unequal_meshes(together: Together, tmp_path: pathlib.Path) -> None:
+    """They train, and a plan that each process saves loads."""
     _, lines = together(2, "unequal")
-    expected = trainings.train_all(trainings.unequal_mesh(jax.devices()[:4]))
+    mesh = trainings.unequal_mesh(jax.devices()[:4])
+    expected = [*trainings.train_all(mesh), *trainings.saved_and_loaded(mesh, str(tmp_path))]
     assert sorted(lines[0] + lines[1]) == sorted(expected)
     assert all(f"params[{rank}]['w'] rank {rank} " in " ".join(lines[rank]) for rank in (0, 1))
 

@@ -53,8 +53,13 @@ def train_on(mesh: Any) -> None:
         say(line)
 
 
-def unequal() -> None:
-    train_on(unequal_mesh(jax.devices()))
+def unequal(folder: str) -> None:
+    mesh = unequal_mesh(jax.devices())
+    train_on(mesh)
+    own = pathlib.Path(folder, "unequal")
+    own.mkdir(exist_ok=True)
+    for line in saved_and_loaded(mesh, str(own)):
+        say(line)
 
 
 def saved(folder: str) -> None:
@@ -403,12 +408,12 @@ JOBS: dict[str, Callable[[], None]] = {
     "train4": lambda: train_on(mesh_of_all(4)),
     "train8": lambda: train_on(mesh_of_all(8)),
     "saved": lambda: saved(sys.argv[3]),
+    "unequal": lambda: unequal(sys.argv[3]),
     "traced": lambda: traced(sys.argv[3]),
     "profiled": lambda: profiled(sys.argv[3]),
     **{
         job.__name__: job
         for job in (
-            unequal,
             types,
             by_hand,
             resharded,
