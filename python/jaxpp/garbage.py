@@ -2,43 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import threading
-from types import TracebackType
+from collections.abc import Iterator
 
 __all__ = ["rare_collections"]
 
 _ALLOCATIONS = 100_000  # before a collection; 700 by default
 
+_lock = threading.Lock()
+# The thresholds that each thread in the context found; those of the user come first.
+_found: list[tuple[int, int, int]] = []
 
-class _RareCollections:
+
+@contextlib.contextmanager
+def rare_collections() -> Iterator[None]:
     """A context in which the garbage collector runs rarely. Tracing and lowering make many
     objects and hardly any garbage, and each collection visits them again."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._threads = 0  # in the context
-        self._before: tuple[int, int, int] = (0, 0, 0)
-
-    def __enter__(self) -> None:
-        with self._lock:
-            self._threads += 1
-            if self._threads == 1:
-                self._before = gc.get_threshold()
-                first, *rest = self._before
-                # 0: the user has switched collections off.
-                gc.set_threshold(first and max(first, _ALLOCATIONS), *rest)
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        with self._lock:
-            self._threads -= 1
-            if not self._threads:
-                gc.set_threshold(*self._before)
-
-
-rare_collections = _RareCollections()
+    with _lock:
+        _found.append(gc.get_threshold())
+        first, *rest = _found[0]
+        # 0: the user has switched collections off.
+        gc.set_threshold(first and max(first, _ALLOCATIONS), *rest)
+    try:
+        yield
+    finally:
+        with _lock:
+            before = _found.pop()
+            if not _found:
+                gc.set_threshold(*before)

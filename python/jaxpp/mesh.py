@@ -299,9 +299,9 @@ class MpmdMesh:
         """The index of each device along each axis of the mesh, with its rank along the
         pipeline axis; the first one if ranks share the device."""
         places: dict[jax.Device, tuple[int, ...]] = {}
+        axis = self.mpmd_axis
         for rank, mesh in enumerate(self.unstack):
             for at, device in np.ndenumerate(mesh.devices):
-                axis = self.mpmd_axis
                 places.setdefault(device, (*at[:axis], rank, *at[axis + 1 :]))
         return places
 
@@ -321,10 +321,12 @@ class MpmdMesh:
         return self
 
     def lowering_mesh(self) -> Mesh:
-        """The mesh that tasks are lowered for: one rank's, in the same form for all ranks. If
-        ranks have unequal meshes, each axis has its largest size: that of a rank, or, if no
-        rank has all of them, a mesh with repeated devices. Modules get the sizes of their rank
-        afterwards."""
+        """The mesh that tasks are lowered for: one rank's, in the same form for all ranks.
+
+        For unequal meshes, every axis has the largest size that it has on any rank. If no rank
+        has all these sizes, the mesh repeats devices. Each lowered module then gets the sizes
+        of its own rank.
+        """
         return self._lowering_mesh
 
     @functools.cached_property

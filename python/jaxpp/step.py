@@ -116,7 +116,7 @@ class MpmdFunction:
                 "%s: new shapes, dtypes, statics or settings of JAX: tracing again", self._fun
             )
         devices = begin_devices(self._options.mesh, self._options.plugin)
-        with rare_collections:
+        with rare_collections():
             traced = traced or self._trace(call)
             return CompiledStep(traced, devices(), self._options)
 

@@ -199,7 +199,7 @@ class TaskLowerer:
             module.keep_partial(arguments, results, mesh)
 
     def _fit(self, module: LoweredModule, task: _core.StagedTask) -> None:
-        """Makes the module that of the task's rank, whose mesh may have other sizes."""
+        """Gives the module's mesh the sizes of the mesh of the task's rank."""
         mesh = self.mesh.unstack[task.rank]
         if mesh.shape != self.mesh.lowering_mesh().shape and not module.set_sizes(mesh):
             raise make_error(

@@ -294,7 +294,7 @@ class StepShardings:
         value_bytes = [0] * len(origins)
         for v, spec in by_value.items():
             if v in ranks:
-                mesh = self._mesh.unstack[min(ranks[v], default=0)]
+                mesh = self._mesh_of(ranks[v])
             value_bytes[v] = _shard_bytes(spec, self._graph.avals[origins[v]], mesh)
         return Specs(by_value, value_bytes, partial)
 
@@ -305,8 +305,11 @@ class StepShardings:
         whole value."""
         if not self._mesh.is_equal(ranks):
             return PartitionSpec()
-        mesh = self._mesh.unstack[min(ranks, default=0)]
-        return _fitting(spec, physical_type(aval)[1], mesh)
+        return _fitting(spec, physical_type(aval)[1], self._mesh_of(ranks))
+
+    def _mesh_of(self, ranks: Collection[int]) -> Mesh:
+        """The mesh of one of these ranks; of the first rank for a value that is on none."""
+        return self._mesh.unstack[min(ranks, default=0)]
 
     def _propagate(
         self,
@@ -368,11 +371,11 @@ class StepShardings:
         return [k for k, axes in enumerate(results) if not isinstance(axes, Blocked)]
 
     def reduce_shared(self, staged: _core.Staged) -> None:
-        """Reduces sums immediately that ranks of unequal meshes share, given the partition with
-        all others."""
-        ranks = _ranks_of_values(staged) if self._mesh.unequal else {}
+        """Reduces in every microbatch the sums that ranks of unequal meshes share. `staged` is
+        the partition in which they are still partial."""
+        ranks = _ranks_of_values(staged)
         for loop, result, is_partial, values in staged.accumulators():
-            if is_partial and not all(self._mesh.is_equal(ranks.get(v, ())) for v in values):
+            if is_partial and not self._mesh.is_equal(ranks[values[0]]):
                 why = "ranks of unequal meshes share it"
                 self.partial[loop][result] = Blocked(why, None)
 

@@ -77,8 +77,8 @@ typedef struct jpp_actor_step {
 typedef struct jpp_actor {
   jpp_runtime_t* runtime;
   const jpp_program_t* program;  // empty for a rank of another process
-  const uint32_t* devices;       // [devices_per_rank], of which num_devices exist
-  uint32_t num_devices;
+  const uint32_t* devices;       // [devices_per_rank]; JPP_NO_DEVICE from num_devices on
+  uint32_t num_devices;          // at most devices_per_rank
   uint32_t num_instrs, num_runs;
   jpp_actor_instr_t* instrs;  // those of the program, without runs of tasks without ops
   jpp_buffer_t** regs;
