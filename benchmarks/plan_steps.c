@@ -50,12 +50,13 @@ static double now_us(void) {
 
 static void open_step(bench_t* bench, const char* plugin) {
   uint32_t ranks = bench->contents->planned->ranks;
-  jpp_client_option_t devices = {
-      .name = "cpu_device_count", .type = JPP_OPTION_INT64, .int64_value = ranks};
+  const jpp_client_option_t client_options[] = {
+      {.name = "cpu_device_count", .type = JPP_OPTION_INT64, .int64_value = ranks},
+      {.name = "asynchronous", .type = JPP_OPTION_BOOL, .bool_value = false}};
   jpp_pjrt_options_t options = {.struct_size = sizeof(options),
                                 .plugin_path = plugin,
-                                .options = &devices,
-                                .option_count = 1};
+                                .options = client_options,
+                                .option_count = 2};
   check(jpp_client_create_pjrt(&options, &bench->client));
   check(JPP_ALLOC_ARRAY(ranks, &bench->devices));
   check(jpp_planfile_devices(bench->file, bench->client, ranks, bench->devices));

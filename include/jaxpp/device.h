@@ -142,6 +142,9 @@ typedef struct jpp_client_info {
   // The memory kinds of the first device, including those that this library does not use:
   // "device, pinned_host, unpinned_host".
   const char* memory_kinds;
+  // Execution runs the program inside the call, on the caller's thread if it has one
+  // device. For a CPU plugin that was made with the option asynchronous=false.
+  bool runs_in_call;
 } jpp_client_info_t;
 
 // Borrowed for the lifetime of the client; never NULL.

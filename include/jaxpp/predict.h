@@ -8,9 +8,12 @@
 //  - The issuing thread of a process visits its ranks in turn. A visit issues a rank's
 //    instructions until its second run. Each run, send and receive takes the thread
 //    `call`. A send waits for a slot of its channel; a receive waits until the message
-//    was sent or, from another process, until it has arrived.
+//    was sent or, from another process, until it has arrived. The helpers of that thread
+//    (for clients that run programs inside calls) are not modelled.
 //  - If events coincide, runs and calls end and messages arrive before any issuing thread
 //    continues. Threads then continue one at a time, lowest process first.
+//    Helpers of that thread, for clients that run programs inside calls, are not
+//    modelled.
 //  - A device executes the runs of its ranks in the order in which they were issued, one
 //    at a time. A run starts when the previous one has ended and its received arguments
 //    have arrived.

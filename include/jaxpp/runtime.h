@@ -4,8 +4,9 @@
 // issues the steps, another waits for them. Up to `steps_in_flight` steps run at a time;
 // beyond that, a call waits. Executions, copies and sends are asynchronous, and buffers
 // carry the dependences: the next step's tasks begin as soon as their inputs exist, while
-// other tasks of this step still run. The step loop allocates nothing and looks nothing
-// up.
+// other tasks of this step still run. With a client that runs programs inside calls (see
+// jpp_client_info_t), one step runs after another instead, on as many threads as there
+// are cores or ranks. The step loop allocates nothing and looks nothing up.
 //
 // Ownership. The caller releases every array that it passed as an argument, donated or
 // not, and every result, each once with jpp_array_release(). The call deletes the

@@ -51,14 +51,16 @@ static jpp_status_t* find_plugin(const jpp_cli_options_t* options, jpp_str_t* pa
 
 static jpp_status_t* create_client(jpp_cli_step_t* step, const char* plugin) {
   const jpp_planfile_contents_t* contents = &step->file->contents;
-  jpp_client_option_t devices = {
-      .name = "cpu_device_count",
-      .type = JPP_OPTION_INT64,
-      .int64_value = (int64_t)contents->planned->ranks * contents->devices_per_rank};
-  jpp_pjrt_options_t options = {.struct_size = sizeof(options),
-                                .plugin_path = plugin,
-                                .options = &devices,
-                                .option_count = !strcmp(contents->platform, "cpu")};
+  const jpp_client_option_t on_cpu[] = {
+      {.name = "cpu_device_count",
+       .type = JPP_OPTION_INT64,
+       .int64_value = (int64_t)contents->planned->ranks * contents->devices_per_rank},
+      {.name = "asynchronous", .type = JPP_OPTION_BOOL, .bool_value = false}};
+  jpp_pjrt_options_t options = {
+      .struct_size = sizeof(options),
+      .plugin_path = plugin,
+      .options = on_cpu,
+      .option_count = strcmp(contents->platform, "cpu") ? 0 : 2};
   setenv("TF_CPP_MIN_LOG_LEVEL", "2", 0);  // failures are reported as a status
   return jpp_client_create_pjrt(&options, &step->client);
 }

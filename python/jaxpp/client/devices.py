@@ -250,11 +250,11 @@ def _prepare_for_clients() -> None:
 
 
 @functools.cache
-def client_of(plugin: str, cpu_devices: int) -> _core.Client:
+def client_of(plugin: str, cpu_devices: int, alone: bool = False) -> _core.Client:
     """A plugin's client, created once. `cpu_devices`: the number of devices of a CPU plugin,
-    otherwise 0."""
+    otherwise 0; `alone`: of `client_options`."""
     _prepare_for_clients()
-    return _core.Client(plugin, client_options(plugin, cpu_devices))
+    return _core.Client(plugin, client_options(plugin, cpu_devices, alone))
 
 
 @functools.cache
@@ -288,7 +288,7 @@ def devices_for(mesh: MpmdMesh, plugin: str | None) -> StepDevices:
     on_cpu = first.platform == "cpu"
     cpu_devices = max([*local, len(jax.local_devices(backend="cpu")) - 1]) + 1 if on_cpu else 0
     with _creating:
-        return _devices(client_of(path, cpu_devices), mesh)
+        return _devices(client_of(path, cpu_devices, jax.process_count() == 1), mesh)
 
 
 _creating = threading.Lock()  # the caches alone would let two threads create a client each

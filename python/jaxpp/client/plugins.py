@@ -97,19 +97,24 @@ def is_gpu_plugin(path: str) -> bool:
     return pathlib.Path(path).name.startswith(("xla_cuda", "xla_rocm"))
 
 
-def client_options(path: str, cpu_devices: int) -> dict[str, Any]:
+def client_options(path: str, cpu_devices: int, alone: bool = False) -> dict[str, Any]:
     """The options of a plugin's client.
 
     Args:
       path: the plugin's file.
       cpu_devices: the number of devices of a CPU plugin; 0: its default.
+      alone: no step of this client has ranks in other processes. A CPU plugin then runs
+        programs on the threads of the runtime that execute them, which saves handing each
+        one to a thread of the plugin. With other processes, these threads have to look
+        after the network.
 
     Raises:
       JaxppError: this client and JAX's own would both preallocate the devices' memory
         ("devices").
     """
     if not is_gpu_plugin(path):
-        return {"cpu_device_count": cpu_devices} if cpu_devices else {}
+        options: dict[str, Any] = {"cpu_device_count": cpu_devices} if cpu_devices else {}
+        return options | {"asynchronous": False} if alone else options
     options = gpu_client_options()
     fraction = options.get("memory_fraction", _DEFAULT_FRACTION)
     takes_it = options.get("preallocate", True) and options.get("allocator") != "platform"

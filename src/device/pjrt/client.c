@@ -131,6 +131,16 @@ static jpp_status_t* explain_nodes(jpp_status_t* status) {
   return unsupported;
 }
 
+static bool asks_for_runs_in_call(const jpp_pjrt_options_t* options) {
+  for (uint32_t i = 0; i < options->option_count; ++i) {
+    const jpp_client_option_t* option = &options->options[i];
+    if (strcmp(option->name, "asynchronous") == 0 && option->type == JPP_OPTION_BOOL) {
+      return !option->bool_value;
+    }
+  }
+  return false;
+}
+
 static jpp_status_t* client_open(jpp_pjrt_client_t* client,
                                  const jpp_pjrt_options_t* options) {
   JPP_RETURN_IF_ERROR(check_nodes(options));
@@ -146,6 +156,7 @@ static jpp_status_t* client_open(jpp_pjrt_client_t* client,
   if (status && options->num_nodes > 1) status = explain_nodes(status);
   if (status) return jpp_status_annotate(status, "plugin %s", options->plugin_path);
   client->client = args.client;
+  client->base.info.runs_in_call = asks_for_runs_in_call(options);
   return NULL;
 }
 

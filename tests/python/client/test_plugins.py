@@ -70,6 +70,11 @@ def test_a_gpu_client_is_made_as_the_variables_of_jax_say(
 def test_a_cpu_client_has_as_many_devices_as_the_mesh_needs() -> None:
     assert plugins.client_options("/x/cpu_plugin.so", 4) == {"cpu_device_count": 4}
     assert plugins.client_options("/x/cpu_plugin.so", 0) == {}
+    alone = plugins.client_options("/x/cpu_plugin.so", 4, alone=True)
+    assert alone == {"cpu_device_count": 4, "asynchronous": False}
+    assert plugins.client_options("/x/xla_rocm_plugin.so", 0, alone=True) == (
+        plugins.client_options("/x/xla_rocm_plugin.so", 0)
+    )
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,8 @@ jpp_status_t* jpp_client_create_fake(const jpp_fake_options_t* options,
                                          .devices = client->devices,
                                          .node_id = full.node_id,
                                          .memories = 1u << JPP_MEMORY_DEVICE,
-                                         .memory_kinds = "device"}};
+                                         .memory_kinds = "device",
+                                         .runs_in_call = !full.threads}};
   if (!full.device_memory_only) {
     client->base.info.memories |= 1u << JPP_MEMORY_PINNED_HOST;
     client->base.info.memory_kinds = "device, pinned_host";
