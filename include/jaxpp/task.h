@@ -36,6 +36,9 @@ typedef struct jpp_loop_placement {
   uint32_t stages;
   const uint32_t* stage_rank;  // [stages]
   bool split_backward;         // bwd_i and bwd_w instead of bwd
+  // The rank of the last stage runs each fwd of that stage directly before the bwd of the
+  // same microbatch.
+  bool backward_follows;
 } jpp_loop_placement_t;
 
 // The times of a stage for one microbatch: a FWD takes `forward`, a BWD_I `backward`, a

@@ -82,10 +82,34 @@ bool jpp_schedule_splits_backward(const jpp_schedule_t* schedule) {
   return false;
 }
 
+static const jpp_schedule_task_t* next_task(const jpp_schedule_row_t* row,
+                                            uint32_t entry) {
+  while (++entry < row->count) {
+    if (row->tasks[entry].kind != JPP_TASK_IDLE) return &row->tasks[entry];
+  }
+  return NULL;
+}
+
+// Of the last stage, as jpp_loop_placement_t describes it.
+static bool backward_follows(const jpp_schedule_t* schedule) {
+  uint32_t last = schedule->stages - 1;
+  const jpp_schedule_row_t* row = &schedule->rows[schedule->stage_rank[last]];
+  for (uint32_t i = 0; i < row->count; ++i) {
+    const jpp_schedule_task_t* task = &row->tasks[i];
+    if (task->kind != JPP_TASK_FWD || task->stage != last) continue;
+    const jpp_schedule_task_t* next = next_task(row, i);
+    bool follows = next && next->kind == JPP_TASK_BWD && next->stage == last &&
+                   next->microbatch == task->microbatch;
+    if (!follows) return false;
+  }
+  return true;
+}
+
 jpp_loop_placement_t jpp_schedule_placement(const jpp_schedule_t* schedule) {
   return (jpp_loop_placement_t){.stages = schedule->stages,
                                 .stage_rank = schedule->stage_rank,
-                                .split_backward = jpp_schedule_splits_backward(schedule)};
+                                .split_backward = jpp_schedule_splits_backward(schedule),
+                                .backward_follows = backward_follows(schedule)};
 }
 
 void jpp_schedule_destroy(jpp_schedule_t* schedule) {

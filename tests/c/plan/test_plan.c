@@ -1,4 +1,5 @@
 // The planner's public function: its options, and what it refuses.
+#include <stdio.h>
 #include <stdlib.h>
 
 #include "base/alloc.h"
@@ -166,6 +167,56 @@ static bool values_are_shared(const jpp_program_t* program) {
   return program->num_operand_values < program->num_operands;
 }
 
+// The number of ops of the last stage's forward. `end`: how the body ends.
+static uint32_t ops_of_last_forward(const char* schedule, uint32_t microbatches,
+                                    const char* cost, const char* end) {
+  char text[1024];
+  snprintf(text, sizeof(text),
+           "graph \"g\" ranks 2\narg %%w f32[4]\narg %%x f32[%u,4]\n"
+           "loop microbatches %u stages 2 schedule \"%s\" index %%i {\n"
+           "  %%s:f32[4] = slice(%%x, %%i) cheap\n"
+           "  %%a:f32[4] = dot(%%s, %%w) cost 8\n  %%m0:f32[4] = @mark 0 (%%a)\n"
+           "  %%b:f32[4] = dot(%%m0, %%w) cost %s\n  %%m1:f32[4] = @mark 1 (%%b)\n"
+           "  %%c:f32[4] = loss_t(%%m1) backward\n"
+           "  %%b1:f32[4] = @mark_backward 1 (%%c) backward\n"
+           "  %%d:f32[4] = dot_t(%%b1, %%w) backward cost 8\n"
+           "  %%b0:f32[4] = @mark_backward 0 (%%d) backward\n"
+           "  %%g:f32[4] = dot_t(%%b0, %%s) backward cost 8\n"
+           "%s%%G:f32[4] = add %%g\nout %%G\n",
+           microbatches, microbatches, schedule, cost, end);
+  jpp_graph_t* graph = parse(text);
+  jpp_planned_t* planned = NULL;
+  ASSERT_OK(jpp_plan_graph(graph, NULL, &planned));
+  const jpp_staged_t* staged = planned->staged;
+  uint32_t ops = staged->tasks[staged->loops[0].forward[1]].num_ops;
+  jpp_planned_destroy(planned);
+  jpp_graph_destroy(graph);
+  return ops;
+}
+
+static void test_a_small_last_forward_joins_its_backward(void** state) {
+  (void)state;
+  assert_int_equal(ops_of_last_forward("1f1b", 16, "8", "} "), 0);
+  assert_int_equal(ops_of_last_forward("1f1b", 40, "500000", "} "), 0);
+  // Few calls; a long forward; a forward of unknown cost.
+  assert_int_equal(ops_of_last_forward("1f1b", 15, "8", "} "), 1);
+  assert_int_equal(ops_of_last_forward("1f1b", 16, "500001", "} "), 1);
+  assert_int_equal(ops_of_last_forward("1f1b", 16, "0", "} "), 1);
+  // Schedules that run something else in between, or a backward in two parts.
+  assert_int_equal(ops_of_last_forward("gpipe", 16, "8", "} "), 1);
+  assert_int_equal(ops_of_last_forward("zb-h1", 16, "8", "} "), 1);
+}
+
+static void test_a_last_forward_that_is_sent_stays(void** state) {
+  (void)state;
+  // Stage 0 takes a value of it.
+  const char* end =
+      "  %h:f32[4] = both(%b0, %b) backward cost 8\n"
+      "  %k:f32[4] = both(%h, %g) backward cost 8\n"
+      "} %K:f32[4] = add %k,";
+  assert_int_equal(ops_of_last_forward("1f1b", 16, "8", end), 1);
+}
+
 static void test_runs_of_a_task_share_their_values(void** state) {
   (void)state;
   jpp_graph_t* graph = parse_file("mlp2");
@@ -203,6 +254,8 @@ int main(void) {
       cmocka_unit_test(test_a_loop_takes_what_it_is_given),
       cmocka_unit_test(test_given_schedules_are_proved),
       cmocka_unit_test(test_bytes_are_those_that_were_measured),
+      cmocka_unit_test(test_a_small_last_forward_joins_its_backward),
+      cmocka_unit_test(test_a_last_forward_that_is_sent_stays),
       cmocka_unit_test(test_runs_of_a_task_share_their_values),
       cmocka_unit_test(test_every_allocation_may_fail),
   };

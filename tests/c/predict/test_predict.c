@@ -51,17 +51,17 @@ static char* chain_text(uint32_t stages, uint32_t ranks, uint32_t microbatches,
                   microbatches, microbatches, stages);
   jpp_str_append(&str, "%f0:f32[8] = slice(%x, %i) cheap\n");
   for (uint32_t s = 0; s < stages; ++s) {
-    jpp_str_appendf(&str, "%%h%u:f32[8] = dot(%%f%u, %%w%u) cost 9\n", s, s, s);
+    jpp_str_appendf(&str, "%%h%u:f32[8] = dot(%%f%u, %%w%u) cost 9000000\n", s, s, s);
     jpp_str_appendf(&str, "%%f%u:f32[8] = @mark %u (%%h%u)\n", s + 1, s, s);
   }
   jpp_str_appendf(&str, "%%t%u:f32[8] = seed(%%f%u) backward\n", stages, stages);
   for (uint32_t s = stages; s-- > 0;) {
     jpp_str_appendf(&str, "%%b%u:f32[8] = @mark_backward %u (%%t%u) backward\n", s, s,
                     s + 1);
-    jpp_str_appendf(&str, "%%g%u:f32[8] = dot_w(%%%c%u, %%b%u) backward cost 9\n", s,
-                    activation, s, s);
-    jpp_str_appendf(&str, "%%t%u:f32[8] = dot_i(%%b%u, %%w%u) backward cost 9\n", s, s,
-                    s);
+    jpp_str_appendf(&str, "%%g%u:f32[8] = dot_w(%%%c%u, %%b%u) backward cost 9000000\n",
+                    s, activation, s, s);
+    jpp_str_appendf(&str, "%%t%u:f32[8] = dot_i(%%b%u, %%w%u) backward cost 9000000\n", s,
+                    s, s);
   }
   jpp_str_append(&str, "}");
   for (uint32_t s = 0; s < stages; ++s) {

@@ -378,7 +378,7 @@ def make_case(seed: int) -> Case:
         stages=stages,
         layers=[rng.choice([1, 1, 2, 3]) for _ in range(stages)],
         schedule=_choose_schedule(rng, stages, ranks),
-        microbatches=rng.choice([1, 2, 3, 4, 6]),
+        microbatches=rng.choice([1, 2, 3, 4, 6, 16]),
         optimizer=rng.choice(
             ["sgd", "adamw", "adamw", "clipped", "clipped", "lion", "if finite", "every second"]
         ),
