@@ -15,9 +15,11 @@
 //     first. An op that no mark needs joins the task that makes its latest operand, and
 //     so does an op that moves a value out of device memory, even if a mark needs it. A
 //     stage that has all ops of stage 1 and more runs these ops as a separate task, so
-//     that the stages share its module. Where the last stage's backward always follows its
-//     forward, many times a step, and the forward takes no longer than a call, both are
-//     one task: bwd_k, and fwd_k has no ops.
+//     that the stages share its module.
+//     Where a schedule with whole backwards runs a forward many times a step, and that
+//     forward takes no longer than a call, the backward computes again what it needs of
+//     it, if it then takes fewer values. If the last stage's backward always follows its
+//     forward, both are one task instead: bwd_k, and fwd_k has no ops.
 //  2. Every task that needs a cheap op of the loop index and of values from outside
 //     computes it again. Other ops that only use values from outside leave the loop.
 //  3. If the terms of a summed result come from several tasks (a weight that stages

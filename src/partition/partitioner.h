@@ -74,6 +74,9 @@ jpp_status_t* jpp__partition_classify(jpp_partitioner_t* p) JPP_MUST_USE;
 // stages.c: assigns a segment, and a part of the backward, to every other op of a body.
 jpp_status_t* jpp__partition_assign_stages(jpp_partitioner_t* p,
                                            uint32_t loop) JPP_MUST_USE;
+// small.c: saves calls, arguments and results of stages that do little.
+jpp_status_t* jpp__partition_shrink_calls(jpp_partitioner_t* p,
+                                          uint32_t loop) JPP_MUST_USE;
 // notes.c: finds ops of a loop that compute input and weight gradients together.
 jpp_status_t* jpp__partition_note_unsplit(jpp_partitioner_t* p,
                                           uint32_t loop) JPP_MUST_USE;

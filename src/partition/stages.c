@@ -297,50 +297,6 @@ static jpp_status_t* settle_by_users(assigner_t* a, const bool* claimed) {
   return NULL;
 }
 
-// A call of this cost, in floating-point operations, takes a CPU core no longer than the
-// call itself. So many calls a step are worth compiling the forward of the last stage a
-// second time: alone, it shares the module of other stages.
-static const float kCallCost = 5e5F;
-enum { kFewestCalls = 16 };
-
-static float cost_of_segment(const assigner_t* a, uint32_t segment) {
-  float cost = 0;
-  for (uint32_t id = a->loop->first_op; id < a->loop->op; ++id) {
-    if (a->p->segment[id] == segment) cost += a->p->ops.data[id].cost;
-  }
-  return cost;
-}
-
-// Whether another stage uses values of the last stage's forward.
-static bool is_last_forward_sent(const assigner_t* a) {
-  uint32_t last_forward = a->stages - 1, last_backward = a->stages;
-  for (uint32_t id = a->loop->first_op; id < a->loop->op; ++id) {
-    uint32_t segment = a->p->segment[id];
-    if (!jpp__segment_is_stage(segment)) continue;
-    if (segment == last_forward || segment == last_backward) continue;
-    const jpp_op_t* op = &a->p->ops.data[id];
-    for (uint32_t i = 0; i < op->num_inputs; ++i) {
-      uint32_t producer = producer_in_body(a, op->inputs[i]);
-      if (producer != JPP_NONE && a->p->segment[producer] == last_forward) return true;
-    }
-  }
-  return false;
-}
-
-// Moves the forward of the last stage to its backward, if the backward follows it anyway
-// and one call instead of two is worth it.
-static void join_last_stage(const assigner_t* a, bool backward_follows) {
-  if (!backward_follows || a->loop->microbatches < kFewestCalls) return;
-  uint32_t last_forward = a->stages - 1, last_backward = a->stages;
-  float cost = cost_of_segment(a, last_forward);
-  bool is_known = cost > 0;
-  if (!has_backward(a) || !is_known || cost > kCallCost) return;
-  if (is_last_forward_sent(a)) return;
-  for (uint32_t id = a->loop->first_op; id < a->loop->op; ++id) {
-    if (a->p->segment[id] == last_forward) a->p->segment[id] = last_backward;
-  }
-}
-
 // A backward op belongs to the input-gradient part if a mark or another task needs it.
 static void split_backward_parts(assigner_t* a) {
   bool* weight_part = a->p->weight_part;
@@ -362,7 +318,7 @@ static void split_backward_parts(assigner_t* a) {
   }
 }
 
-static jpp_status_t* assign_segments(assigner_t* a, bool backward_follows) {
+static jpp_status_t* assign_segments(assigner_t* a) {
   JPP_RETURN_IF_ERROR(check_marks(a));
   a->last_is_unmarked = !has_last_mark(a);
   JPP_RETURN_IF_ERROR(claim_forward(a));
@@ -376,17 +332,15 @@ static jpp_status_t* assign_segments(assigner_t* a, bool backward_follows) {
   settle_by_operands(a);
   settle_effects(a);
   JPP_RETURN_IF_ERROR(settle_by_users(a, claimed));
-  join_last_stage(a, backward_follows);
   split_backward_parts(a);
   return NULL;
 }
 
 jpp_status_t* jpp__partition_assign_stages(jpp_partitioner_t* p, uint32_t loop) {
-  const jpp_loop_placement_t* placement = &p->options->loops[loop];
   assigner_t assigner = {
-      .p = p, .loop = &p->graph->loops[loop], .stages = placement->stages};
+      .p = p, .loop = &p->graph->loops[loop], .stages = p->options->loops[loop].stages};
   p->loops[loop].stages = assigner.stages;
-  jpp_status_t* status = assign_segments(&assigner, placement->backward_follows);
+  jpp_status_t* status = assign_segments(&assigner);
   p->loops[loop].has_backward = has_backward(&assigner);
   jpp_vec_deinit(&assigner.stack);
   return status;

@@ -217,6 +217,55 @@ static void test_a_last_forward_that_is_sent_stays(void** state) {
   assert_int_equal(ops_of_last_forward("1f1b", 16, "8", end), 1);
 }
 
+// What the backward of the first stage takes that a forward makes. The stage computes %t
+// and %e of its input and, in the line `more`, something of %t.
+static uint32_t values_kept(uint32_t microbatches, const char* cost, const char* more,
+                            const char* results) {
+  char text[1024];
+  snprintf(text, sizeof(text),
+           "graph \"g\" ranks 2\narg %%w f32[4]\narg %%x f32[%u,4]\n"
+           "loop microbatches %u stages 2 schedule \"gpipe\" index %%i {\n"
+           "  %%s:f32[4] = slice(%%x, %%i) cheap\n"
+           "  %%t:f32[4] = tanh(%%s, %%w) cost %s\n  %%e:f32[4] = exp(%%t) cost 8\n%s"
+           "  %%a:f32[4] = mul(%%t, %%e) cost 8\n  %%m0:f32[4] = @mark 0 (%%a)\n"
+           "  %%b:f32[4] = dot(%%m0, %%w) cost 8\n  %%m1:f32[4] = @mark 1 (%%b)\n"
+           "  %%c:f32[4] = loss_t(%%m1) backward\n"
+           "  %%b1:f32[4] = @mark_backward 1 (%%c) backward\n"
+           "  %%d:f32[4] = dot_t(%%b1, %%w) backward cost 8\n"
+           "  %%b0:f32[4] = @mark_backward 0 (%%d) backward\n"
+           "  %%g:f32[4] = both(%%b0, %%t, %%e) backward cost 8\n"
+           "} %%G:f32[4] = add %%g%s\nout %%G\n",
+           microbatches, microbatches, cost, more, results);
+  jpp_graph_t* graph = parse(text);
+  jpp_planned_t* planned = NULL;
+  ASSERT_OK(jpp_plan_graph(graph, NULL, &planned));
+  const jpp_staged_t* staged = planned->staged;
+  const jpp_task_t* backward = &staged->tasks[staged->loops[0].backward[0]];
+  const jpp_task_t* forward = &staged->tasks[staged->loops[0].forward[0]];
+  uint32_t kept = 0;
+  for (uint32_t i = 0; i < backward->num_inputs; ++i) {
+    for (uint32_t k = 0; k < forward->num_outputs; ++k) {
+      kept += backward->inputs[i] == forward->outputs[k];
+    }
+  }
+  jpp_planned_destroy(planned);
+  jpp_graph_destroy(graph);
+  return kept;
+}
+
+static void test_a_small_stage_keeps_its_input_only(void** state) {
+  (void)state;
+  assert_int_equal(values_kept(16, "8", "", ""), 0);
+  // Few calls; a long forward.
+  assert_int_equal(values_kept(15, "8", "", ""), 2);
+  assert_int_equal(values_kept(16, "500000", "", ""), 2);
+  // %e is a result of the loop as well: the step keeps it, and computes only %t again.
+  assert_int_equal(values_kept(16, "8", "", ", %E:f32[4] = add %e"), 1);
+  // %t has an effect and runs once: its value is kept, and only %e is computed again.
+  assert_int_equal(
+      values_kept(16, "8 effect", "  %p:f32[4] = print(%e) cost 1 effect\n", ""), 1);
+}
+
 static void test_runs_of_a_task_share_their_values(void** state) {
   (void)state;
   jpp_graph_t* graph = parse_file("mlp2");
@@ -256,6 +305,7 @@ int main(void) {
       cmocka_unit_test(test_bytes_are_those_that_were_measured),
       cmocka_unit_test(test_a_small_last_forward_joins_its_backward),
       cmocka_unit_test(test_a_last_forward_that_is_sent_stays),
+      cmocka_unit_test(test_a_small_stage_keeps_its_input_only),
       cmocka_unit_test(test_runs_of_a_task_share_their_values),
       cmocka_unit_test(test_every_allocation_may_fail),
   };

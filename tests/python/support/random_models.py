@@ -385,6 +385,10 @@ def make_case(seed: int) -> Case:
         dtype=rng.choice(["float32", "float32", "float32", "bfloat16"]),
         options=[name for name in _OPTIONS if rng.random() < 0.25],
     )
+    if case.optimizer == "lion":
+        # It moves by the signs of gradients, of which rounding flips more the more it sums.
+        case.microbatches = min(case.microbatches, 6)
+        case.dtype = "float32"
     name = type(case.schedule).__name__
     if name in ("Interleaved1F1B", "KimiK2", "InterleavedZeroBubble"):
         # These schedules need a multiple of `ranks` microbatches.
