@@ -142,8 +142,9 @@ typedef struct jpp_client_info {
   // The memory kinds of the first device, including those that this library does not use:
   // "device, pinned_host, unpinned_host".
   const char* memory_kinds;
-  // Execution runs the program inside the call, on the caller's thread if it has one
-  // device. For a CPU plugin that was made with the option asynchronous=false.
+  // Execution runs the program inside the call: a CPU plugin, made with the option
+  // asynchronous=false. Use it for ranks of one device: programs with collectives that
+  // two threads execute at a time may wait for each other for ever.
   bool runs_in_call;
 } jpp_client_info_t;
 

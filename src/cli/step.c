@@ -56,11 +56,13 @@ static jpp_status_t* create_client(jpp_cli_step_t* step, const char* plugin) {
        .type = JPP_OPTION_INT64,
        .int64_value = (int64_t)contents->planned->ranks * contents->devices_per_rank},
       {.name = "asynchronous", .type = JPP_OPTION_BOOL, .bool_value = false}};
-  jpp_pjrt_options_t options = {
-      .struct_size = sizeof(options),
-      .plugin_path = plugin,
-      .options = on_cpu,
-      .option_count = strcmp(contents->platform, "cpu") ? 0 : 2};
+  jpp_pjrt_options_t options = {.struct_size = sizeof(options),
+                                .plugin_path = plugin,
+                                .options = on_cpu,
+                                .option_count = 2};
+  // See jpp_client_info_t.runs_in_call.
+  if (contents->devices_per_rank > 1) options.option_count = 1;
+  if (strcmp(contents->platform, "cpu") != 0) options.option_count = 0;
   setenv("TF_CPP_MIN_LOG_LEVEL", "2", 0);  // failures are reported as a status
   return jpp_client_create_pjrt(&options, &step->client);
 }

@@ -288,7 +288,13 @@ def devices_for(mesh: MpmdMesh, plugin: str | None) -> StepDevices:
     on_cpu = first.platform == "cpu"
     cpu_devices = max([*local, len(jax.local_devices(backend="cpu")) - 1]) + 1 if on_cpu else 0
     with _creating:
-        return _devices(client_of(path, cpu_devices, jax.process_count() == 1), mesh)
+        return _devices(client_of(path, cpu_devices, _is_alone(mesh)), mesh)
+
+
+def _is_alone(mesh: MpmdMesh) -> bool:
+    """`alone` of `client_options`, for steps on this mesh."""
+    ranks = range(mesh.mpmd_dim)
+    return jax.process_count() == 1 and all(len(mesh.devices_of(r)) == 1 for r in ranks)
 
 
 _creating = threading.Lock()  # the caches alone would let two threads create a client each

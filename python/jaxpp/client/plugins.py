@@ -103,10 +103,11 @@ def client_options(path: str, cpu_devices: int, alone: bool = False) -> dict[str
     Args:
       path: the plugin's file.
       cpu_devices: the number of devices of a CPU plugin; 0: its default.
-      alone: no step of this client has ranks in other processes. A CPU plugin then runs
-        programs on the threads of the runtime that execute them, which saves handing each
-        one to a thread of the plugin. With other processes, these threads have to look
-        after the network.
+      alone: each rank of this client's steps is one device, and none is in another process.
+        A CPU plugin then runs programs on the threads of the runtime that execute them,
+        which saves handing each one to a thread of the plugin. With other processes, these
+        threads have to look after the network; and two programs with collectives at a time
+        would wait for each other's threads.
 
     Raises:
       JaxppError: this client and JAX's own would both preallocate the devices' memory

@@ -49,6 +49,8 @@ static uint32_t count_cores(void) {
 
 static uint32_t count_threads(const jpp_runtime_t* runtime) {
   if (runtime->network || !jpp_client_info(runtime->client)->runs_in_call) return 1;
+  // Programs of two ranks with collectives need more threads than an XLA plugin has.
+  if (runtime->devices_per_rank > 1) return 1;
   uint32_t cores = count_cores(), ranks = runtime->plan->ranks;
   return cores < ranks ? cores : ranks;
 }
@@ -92,6 +94,7 @@ void jpp__crew_deinit(jpp_crew_t* crew) {
 void jpp__crew_call(jpp_crew_t* crew) {
   pthread_mutex_lock(&crew->mutex);
   crew->open = true;
+  ++crew->joined;
   ++crew->calls;
   pthread_cond_broadcast(&crew->changed);
   pthread_mutex_unlock(&crew->mutex);
@@ -100,6 +103,7 @@ void jpp__crew_call(jpp_crew_t* crew) {
 void jpp__crew_dismiss(jpp_crew_t* crew) {
   pthread_mutex_lock(&crew->mutex);
   crew->open = false;
+  --crew->joined;
   while (crew->joined) pthread_cond_wait(&crew->changed, &crew->mutex);
   pthread_mutex_unlock(&crew->mutex);
 }
@@ -120,8 +124,7 @@ bool jpp__crew_await_progress(jpp_crew_t* crew, uint64_t seen) {
     sched_yield();  // to the threads of a program
   }
   pthread_mutex_lock(&crew->mutex);
-  // The issuing thread, and the helpers in the step.
-  bool sleeps = atomic_load(&crew->asleep) < crew->joined;
+  bool sleeps = atomic_load(&crew->asleep) + 1 < crew->joined;
   if (sleeps) {
     atomic_fetch_add(&crew->asleep, 1);
     while (atomic_load(&crew->progress) == seen) {

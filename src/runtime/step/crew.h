@@ -22,15 +22,16 @@ typedef struct jpp_crew {
   pthread_cond_t changed;
   bool open;                  // helpers may join the step
   bool stopping;              // helpers end
-  uint32_t joined;            // helpers in the step
+  uint32_t joined;            // threads in the step
   uint64_t calls;             // steps for which the helpers were called
   _Atomic uint32_t asleep;    // threads; read without the mutex
   _Atomic uint64_t progress;  // grows with each visit that issued something; no mutex
 } jpp_crew_t;
 
 void jpp__crew_init(jpp_crew_t* crew);
-// Starts the helpers: for a client that runs programs inside the call and a runtime
-// without other processes, one fewer than there are cores or ranks; else none.
+// Starts the helpers: for a client that runs programs inside the call, and a runtime
+// whose ranks have one device each and are all in this process, one fewer than there are
+// cores or ranks; else none.
 jpp_status_t* jpp__crew_start(jpp_runtime_t* runtime) JPP_MUST_USE;
 void jpp__crew_stop(jpp_crew_t* crew);
 void jpp__crew_deinit(jpp_crew_t* crew);

@@ -345,8 +345,6 @@ static const struct {
     {"dualpipe-v", 8, 4, 8},
     {"1f1b", 1, 1, 1},
     {"gpipe", 4, 4, 1},
-    {"1f1b", 3, 3, 17},
-    {"interleaved-1f1b", 4, 2, 16},
     {"interleaved-gpipe", 6, 2, 1},
 };
 enum { kShapeCount = sizeof(kShapes) / sizeof(*kShapes) };

@@ -143,10 +143,11 @@ static void create_plugin_client(model_t* model, uint32_t devices) {
   const jpp_client_option_t client_options[] = {
       {.name = "cpu_device_count", .type = JPP_OPTION_INT64, .int64_value = devices},
       {.name = "asynchronous", .type = JPP_OPTION_BOOL, .bool_value = false}};
+  bool in_call = !model->options.network && model->options.devices_per_rank == 1;
   jpp_pjrt_options_t options = {.struct_size = sizeof(options),
                                 .plugin_path = model->options.plugin_path,
                                 .options = client_options,
-                                .option_count = model->options.network ? 1 : 2};
+                                .option_count = in_call ? 2 : 1};
   ASSERT_OK(jpp_client_create_pjrt(&options, &model->client));
 }
 

@@ -67,8 +67,8 @@ def test_trains_as_plain_jax_does(name: str) -> None:
     assert_trains_equal(problem, jaxpp.Std1F1B(mesh.mpmd_dim), mesh, in_specs=specs)
 
 
-# With tied weights; in bfloat16; in ranks that pass on stacked weights; on one rank each.
-_SEEDS = [308, 329, 305]
+# With tied and stacked weights; in bfloat16; with a scan and 16 microbatches.
+_SEEDS = [314, 329, 307]
 
 
 @pytest.mark.parametrize(
