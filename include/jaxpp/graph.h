@@ -172,6 +172,7 @@ typedef struct jpp_graph {
   const jpp_loop_t* loops;
   const jpp_graph_arg_t* args;
   const jpp_graph_output_t* outputs;
+  bool sharded;  // its ops may move data between the devices of a rank
 } jpp_graph_t;
 
 JPP_API void jpp_graph_destroy(jpp_graph_t* graph);
@@ -253,6 +254,9 @@ JPP_API jpp_status_t* jpp_graph_builder_finish(jpp_graph_builder_t* builder,
 // graph is planned. JPP_GRAPH_ERROR if one is not reduced by JPP_REDUCE_ADD.
 JPP_API jpp_status_t* jpp_graph_set_partial(jpp_graph_t* graph, uint32_t loop,
                                             const bool* partial) JPP_MUST_USE;
+
+// Sets `sharded`, also if no type has shards yet. Call it before the graph is planned.
+JPP_API jpp_status_t* jpp_graph_set_sharded(jpp_graph_t* graph) JPP_MUST_USE;
 
 // --- Text form ------------------------------------------------------------------------
 //

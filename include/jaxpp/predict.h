@@ -12,8 +12,6 @@
 //    (for clients that run programs inside calls) are not modelled.
 //  - If events coincide, runs and calls end and messages arrive before any issuing thread
 //    continues. Threads then continue one at a time, lowest process first.
-//    Helpers of that thread, for clients that run programs inside calls, are not
-//    modelled.
 //  - A device executes the runs of its ranks in the order in which they were issued, one
 //    at a time. A run starts when the previous one has ended and its received arguments
 //    have arrived.

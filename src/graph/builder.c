@@ -428,6 +428,12 @@ jpp_status_t* jpp_graph_set_partial(jpp_graph_t* graph, uint32_t loop,
   return jpp__graph_verify_op(graph, graph->loops[loop].op);
 }
 
+jpp_status_t* jpp_graph_set_sharded(jpp_graph_t* graph) {
+  JPP_RETURN_IF_NULL(graph);
+  graph->sharded = true;
+  return NULL;
+}
+
 // The vecs' storage moves into the arena, so that the graph is one artefact.
 static jpp_status_t* builder_move_arrays(jpp_graph_builder_t* builder) {
   jpp_graph_t* graph = &builder->storage->graph;
@@ -455,6 +461,9 @@ jpp_status_t* jpp_graph_builder_finish(jpp_graph_builder_t* builder,
   }
   JPP_RETURN_IF_ERROR(note(builder, builder_move_arrays(builder)));
   *out_graph = &builder->storage->graph;
+  for (uint32_t v = 0; v < (*out_graph)->num_values; ++v) {
+    if ((*out_graph)->values[v].type.shards > 1) (*out_graph)->sharded = true;
+  }
   builder->storage = NULL;
   return NULL;
 }

@@ -3,8 +3,8 @@
 //
 //  - Where the last stage's backward always follows its forward, both become one task.
 //  - The backward of another stage computes again what it needs of its forward, if it
-//  then
-//    takes fewer values: only what the forward itself takes is kept.
+//    then takes fewer values: only what the forward itself takes is kept. In a graph with
+//    shards it does not, because ops might communicate twice.
 //
 // The price is a larger module for the backward. A forward of its own would share the
 // module of other stages, and the values it keeps would not be computed twice.
@@ -189,7 +189,7 @@ static jpp_status_t* shrink_loop(shrinker_t* s, bool backward_follows) {
   uint32_t last = s->stages - 1;
   if (backward_follows && is_small(s, last)) join_last_stage(s);
   find_kept(s);
-  for (uint32_t stage = 0; stage < s->stages; ++stage) {
+  for (uint32_t stage = 0; !s->p->graph->sharded && stage < s->stages; ++stage) {
     if (!is_small(s, stage)) continue;
     JPP_RETURN_IF_ERROR(run_forward_again(s, stage));
   }

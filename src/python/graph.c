@@ -280,6 +280,14 @@ static PyObject* graph_set_partial(PyObject* object, PyObject* args) {
   Py_RETURN_NONE;
 }
 
+static PyObject* graph_set_sharded(PyObject* object, PyObject* unused) {
+  (void)unused;
+  jpp_graph_t* graph = ((jpp_py_graph_t*)object)->graph;
+  if (!graph) return PyErr_Format(PyExc_RuntimeError, "finish() the graph first");
+  if (!jpp_py_check(jpp_graph_set_sharded(graph))) return NULL;
+  Py_RETURN_NONE;
+}
+
 static PyObject* graph_finish(PyObject* object, PyObject* unused) {
   (void)unused;
   jpp_py_graph_t* self = (jpp_py_graph_t*)object;
@@ -335,6 +343,9 @@ static PyMethodDef kMethods[] = {
     {"set_partial", graph_set_partial, METH_VARARGS,
      "set_partial($self, loop, results, /)\n--\n\n"
      "Says which results of a loop, by number, are partial over a rank's devices."},
+    {"set_sharded", graph_set_sharded, METH_NOARGS,
+     "set_sharded($self, /)\n--\n\n"
+     "Says that ops may move data between the devices of a rank."},
     {"text", graph_text, METH_VARARGS,
      "text($self, device_bytes=None, /)\n--\n\n"
      "The graph's text form, with shards if the bytes of every value on one device are "

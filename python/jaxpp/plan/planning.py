@@ -247,7 +247,10 @@ class _TracedCall:
         ranks, names = self.mesh.mpmd_dim, (self.arg_names, self.out_names)
         ends = (*names, next_args, self.out_ranks, self.in_memories, self.out_memories)
         options["places"] = self.places
-        return build_graph(self.name, ranks, self.closed, donated, *ends, **options)
+        graph = build_graph(self.name, ranks, self.closed, donated, *ends, **options)
+        if self.mesh.lowering_mesh().size > 1:
+            graph.core.set_sharded()
+        return graph
 
     def shardings(self, graph: Graph, batch_axes: Sequence[str] = ()) -> StepShardings:
         ends = (self.in_specs, self.out_specs, self.arg_names, self.out_names)

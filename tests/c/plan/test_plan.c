@@ -219,11 +219,11 @@ static void test_a_last_forward_that_is_sent_stays(void** state) {
 
 // What the backward of the first stage takes that a forward makes. The stage computes %t
 // and %e of its input and, in the line `more`, something of %t.
-static uint32_t values_kept(uint32_t microbatches, const char* cost, const char* more,
-                            const char* results) {
+static uint32_t values_kept(uint32_t microbatches, const char* weight, const char* cost,
+                            const char* more, const char* results) {
   char text[1024];
   snprintf(text, sizeof(text),
-           "graph \"g\" ranks 2\narg %%w f32[4]\narg %%x f32[%u,4]\n"
+           "graph \"g\" ranks 2\narg %%w %s\narg %%x f32[%u,4]\n"
            "loop microbatches %u stages 2 schedule \"gpipe\" index %%i {\n"
            "  %%s:f32[4] = slice(%%x, %%i) cheap\n"
            "  %%t:f32[4] = tanh(%%s, %%w) cost %s\n  %%e:f32[4] = exp(%%t) cost 8\n%s"
@@ -235,7 +235,7 @@ static uint32_t values_kept(uint32_t microbatches, const char* cost, const char*
            "  %%b0:f32[4] = @mark_backward 0 (%%d) backward\n"
            "  %%g:f32[4] = both(%%b0, %%t, %%e) backward cost 8\n"
            "} %%G:f32[4] = add %%g%s\nout %%G\n",
-           microbatches, microbatches, cost, more, results);
+           weight, microbatches, microbatches, cost, more, results);
   jpp_graph_t* graph = parse(text);
   jpp_planned_t* planned = NULL;
   ASSERT_OK(jpp_plan_graph(graph, NULL, &planned));
@@ -255,15 +255,18 @@ static uint32_t values_kept(uint32_t microbatches, const char* cost, const char*
 
 static void test_a_small_stage_keeps_its_input_only(void** state) {
   (void)state;
-  assert_int_equal(values_kept(16, "8", "", ""), 0);
+  assert_int_equal(values_kept(16, "f32[4]", "8", "", ""), 0);
   // Few calls; a long forward.
-  assert_int_equal(values_kept(15, "8", "", ""), 2);
-  assert_int_equal(values_kept(16, "500000", "", ""), 2);
+  assert_int_equal(values_kept(15, "f32[4]", "8", "", ""), 2);
+  assert_int_equal(values_kept(16, "f32[4]", "500000", "", ""), 2);
+  // An op may communicate.
+  assert_int_equal(values_kept(16, "f32[4]/2", "8", "", ""), 2);
   // %e is a result of the loop as well: the step keeps it, and computes only %t again.
-  assert_int_equal(values_kept(16, "8", "", ", %E:f32[4] = add %e"), 1);
+  assert_int_equal(values_kept(16, "f32[4]", "8", "", ", %E:f32[4] = add %e"), 1);
   // %t has an effect and runs once: its value is kept, and only %e is computed again.
-  assert_int_equal(
-      values_kept(16, "8 effect", "  %p:f32[4] = print(%e) cost 1 effect\n", ""), 1);
+  assert_int_equal(values_kept(16, "f32[4]", "8 effect",
+                               "  %p:f32[4] = print(%e) cost 1 effect\n", ""),
+                   1);
 }
 
 static void test_runs_of_a_task_share_their_values(void** state) {

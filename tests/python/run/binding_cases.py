@@ -252,6 +252,7 @@ def cases(step: Step) -> list[Case]:
         Case(
             "Graph.set_partial", lambda: step.graph.set_partial, ("number", 0), ("numbers", [])
         ),
+        Case("Graph.set_sharded", lambda: step.graph.set_sharded),
         Case("Schedule.csv", lambda: schedule.csv, ("anything", 0)),
         Case("Schedule.sizes", lambda: schedule.sizes),
         Case("Schedule.rows", lambda: schedule.rows),
