@@ -109,11 +109,11 @@ jpp_status_t* jpp__partition_note_unsplit(jpp_partitioner_t* p, uint32_t loop_id
   find_uses(p, loop_id, uses);
   for (uint32_t id = loop->first_op; id < loop->op; ++id) {
     if (!is_backward(p, loop_id, id)) continue;
-    costs[2 * stages - 1 - p->segment[id]] += p->ops.data[id].cost;
+    costs[jpp__segment_backward(stages, p->segment[id])] += p->ops.data[id].cost;
   }
   for (uint32_t id = loop->first_op; id < loop->op; ++id) {
     if (!gives_both(p, loop_id, id, uses)) continue;
-    uint32_t stage = 2 * stages - 1 - p->segment[id];
+    uint32_t stage = jpp__segment_backward(stages, p->segment[id]);
     float share = costs[stage] > 0 ? (float)(p->ops.data[id].cost / costs[stage]) : 0;
     JPP_RETURN_IF_ERROR(note_unsplit_op(p, id, stage, share));
   }

@@ -134,6 +134,19 @@ static inline bool jpp__segment_is_stage(uint32_t segment) {
   return segment < JPP_SEGMENT_FIRST_SPECIAL;
 }
 
+// The segment of the stage's backward; of a backward's segment, the stage.
+static inline uint32_t jpp__segment_backward(uint32_t stages, uint32_t stage) {
+  return 2 * stages - 1 - stage;
+}
+
+// The op of the loop's body that makes the value; JPP_NONE for values from outside, some
+// of which are made by the planner's own ops.
+static inline uint32_t jpp__producer_in_body(const jpp_partitioner_t* p,
+                                             const jpp_loop_t* loop, uint32_t value) {
+  uint32_t op = p->values.data[value].producer;
+  return op >= loop->first_op && op < loop->op ? op : JPP_NONE;
+}
+
 static inline uint64_t* jpp__need_at(const jpp_partitioner_t* p, uint32_t value) {
   return p->need + (size_t)value * p->words;
 }

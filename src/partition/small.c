@@ -22,6 +22,7 @@ typedef struct shrinker {
   float* cost;      // [2 * stages] of each segment
   uint32_t* first;  // [2 * stages + 1] where each segment begins in `ops`
   uint32_t* ops;    // op ids, by segment
+  bool* sent;       // [body ops] another stage uses its values
   bool* kept;       // [body ops] must run in its own segment only
   bool* again;      // [body ops] the backward of the stage runs it again
   uint32_t* taken;  // [values] the last count that has it
@@ -29,15 +30,11 @@ typedef struct shrinker {
   jpp_u32_vec_t stack;
 } shrinker_t;
 
-static uint32_t backward_of(const shrinker_t* s, uint32_t stage) {
-  return 2 * s->stages - 1 - stage;
-}
-
-// The op of the body that makes the value, if a stage runs it; else JPP_NONE.
+// The op that makes the value, if a stage of the loop runs it; else JPP_NONE.
 static uint32_t stage_producer(const shrinker_t* s, uint32_t value) {
-  uint32_t op = s->p->values.data[value].producer;
-  bool in_body = op >= s->loop->first_op && op < s->loop->op;
-  return in_body && jpp__segment_is_stage(s->p->segment[op]) ? op : JPP_NONE;
+  uint32_t op = jpp__producer_in_body(s->p, s->loop, value);
+  bool is_stage = op != JPP_NONE && jpp__segment_is_stage(s->p->segment[op]);
+  return is_stage ? op : JPP_NONE;
 }
 
 static bool is_small(const shrinker_t* s, uint32_t segment) {
@@ -69,27 +66,29 @@ static jpp_status_t* list_segments(shrinker_t* s) {
   return NULL;
 }
 
-// --- The last stage -------------------------------------------------------------------
-
-// Whether another stage uses values of the last stage's forward.
-static bool is_last_forward_sent(const shrinker_t* s) {
-  uint32_t last_forward = s->stages - 1, last_backward = s->stages;
+// Marks the ops of forwards whose values another stage uses.
+static void find_sent(const shrinker_t* s) {
   for (uint32_t id = s->loop->first_op; id < s->loop->op; ++id) {
+    const jpp_op_t* op = &s->p->ops.data[id];
     uint32_t segment = s->p->segment[id];
     if (!jpp__segment_is_stage(segment)) continue;
-    if (segment == last_forward || segment == last_backward) continue;
-    const jpp_op_t* op = &s->p->ops.data[id];
     for (uint32_t i = 0; i < op->num_inputs; ++i) {
       uint32_t producer = stage_producer(s, op->inputs[i]);
-      if (producer != JPP_NONE && s->p->segment[producer] == last_forward) return true;
+      if (producer == JPP_NONE) continue;
+      uint32_t made = s->p->segment[producer];
+      bool stays = segment == made || segment == jpp__segment_backward(s->stages, made);
+      if (!stays) s->sent[producer - s->loop->first_op] = true;
     }
   }
-  return false;
 }
 
+// --- The last stage -------------------------------------------------------------------
+
 static void join_last_stage(const shrinker_t* s) {
-  if (is_last_forward_sent(s)) return;
   uint32_t last = s->stages - 1;
+  for (uint32_t i = s->first[last]; i < s->first[last + 1]; ++i) {
+    if (s->sent[s->ops[i] - s->loop->first_op]) return;
+  }
   for (uint32_t i = s->first[last]; i < s->first[last + 1]; ++i) {
     s->p->segment[s->ops[i]] = s->stages;
   }
@@ -106,27 +105,15 @@ static bool is_pure(const shrinker_t* s, const jpp_op_t* op) {
   return !(op->flags & JPP_OP_EFFECT);
 }
 
-static void keep(const shrinker_t* s, uint32_t value) {
-  uint32_t producer = stage_producer(s, value);
-  if (producer != JPP_NONE) s->kept[producer - s->loop->first_op] = true;
-}
-
 // An op may run twice if it has no effect and only its own stage uses its values.
 static void find_kept(const shrinker_t* s) {
-  for (uint32_t i = 0; i < s->loop->num_results; ++i) {
-    keep(s, s->p->alias[s->loop->results[i].value]);
-  }
   for (uint32_t id = s->loop->first_op; id < s->loop->op; ++id) {
-    const jpp_op_t* op = &s->p->ops.data[id];
-    uint32_t segment = s->p->segment[id];
-    if (!jpp__segment_is_stage(segment)) continue;
-    if (!is_pure(s, op)) s->kept[id - s->loop->first_op] = true;
-    for (uint32_t i = 0; i < op->num_inputs; ++i) {
-      uint32_t producer = stage_producer(s, op->inputs[i]);
-      if (producer == JPP_NONE) continue;
-      uint32_t made = s->p->segment[producer];
-      if (segment != made && segment != backward_of(s, made)) keep(s, op->inputs[i]);
-    }
+    uint32_t at = id - s->loop->first_op;
+    s->kept[at] = s->sent[at] || !is_pure(s, &s->p->ops.data[id]);
+  }
+  for (uint32_t i = 0; i < s->loop->num_results; ++i) {
+    uint32_t producer = stage_producer(s, s->p->alias[s->loop->results[i].value]);
+    if (producer != JPP_NONE) s->kept[producer - s->loop->first_op] = true;
   }
 }
 
@@ -134,7 +121,8 @@ static void find_kept(const shrinker_t* s) {
 static jpp_status_t* take(shrinker_t* s, uint32_t stage, uint32_t value, bool runs_again,
                           uint32_t* count) {
   uint32_t producer = stage_producer(s, value);
-  if (producer == JPP_NONE || s->p->segment[producer] == backward_of(s, stage)) {
+  if (producer == JPP_NONE ||
+      s->p->segment[producer] == jpp__segment_backward(s->stages, stage)) {
     return NULL;
   }
   uint32_t at = producer - s->loop->first_op;
@@ -151,7 +139,7 @@ static jpp_status_t* take(shrinker_t* s, uint32_t stage, uint32_t value, bool ru
 // Counts the values that the backward of the stage takes from other tasks of the loop.
 static jpp_status_t* count_taken(shrinker_t* s, uint32_t stage, bool runs_again,
                                  uint32_t* count) {
-  uint32_t segment = backward_of(s, stage);
+  uint32_t segment = jpp__segment_backward(s->stages, stage);
   *count = 0;
   ++s->counts;
   for (uint32_t i = s->first[segment]; i < s->first[segment + 1]; ++i) {
@@ -183,11 +171,12 @@ static jpp_status_t* run_forward_again(shrinker_t* s, uint32_t stage) {
 static jpp_status_t* shrink_loop(shrinker_t* s, bool backward_follows) {
   size_t ops = s->loop->op - s->loop->first_op;
   JPP_RETURN_IF_ERROR(list_segments(s));
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&s->p->scratch, ops, &s->sent));
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&s->p->scratch, ops, &s->kept));
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&s->p->scratch, ops, &s->again));
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&s->p->scratch, s->p->values.count, &s->taken));
-  uint32_t last = s->stages - 1;
-  if (backward_follows && is_small(s, last)) join_last_stage(s);
+  find_sent(s);
+  if (backward_follows && is_small(s, s->stages - 1)) join_last_stage(s);
   find_kept(s);
   for (uint32_t stage = 0; !s->p->graph->sharded && stage < s->stages; ++stage) {
     if (!is_small(s, stage)) continue;

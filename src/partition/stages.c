@@ -15,19 +15,8 @@ typedef struct assigner {
   jpp_u32_vec_t stack;
 } assigner_t;
 
-static uint32_t backward_segment(const assigner_t* a, uint32_t stage) {
-  return 2 * a->stages - 1 - stage;
-}
-
-// The op of the body that makes the value; JPP_NONE for values from outside, some of
-// which are made by the planner's own ops.
-static uint32_t producer_in_body(const assigner_t* a, uint32_t value) {
-  uint32_t op = a->p->values.data[value].producer;
-  return op >= a->loop->first_op && op < a->loop->op ? op : JPP_NONE;
-}
-
 static uint32_t open_producer(const assigner_t* a, uint32_t value) {
-  uint32_t op = producer_in_body(a, value);
+  uint32_t op = jpp__producer_in_body(a->p, a->loop, value);
   if (op == JPP_NONE || a->p->segment[op] != JPP_SEGMENT_OPEN) return JPP_NONE;
   return op;
 }
@@ -112,7 +101,7 @@ static jpp_status_t* claim_backward(assigner_t* a) {
     const jpp_op_t* op = &a->p->ops.data[id];
     if (op->kind != JPP_OP_MARK_BACKWARD) continue;
     uint32_t stage = op->attr + 1 < a->stages ? op->attr + 1 : a->stages - 1;
-    JPP_RETURN_IF_ERROR(claim_ancestors(a, op, backward_segment(a, stage)));
+    JPP_RETURN_IF_ERROR(claim_ancestors(a, op, jpp__segment_backward(a->stages, stage)));
   }
   return NULL;
 }
@@ -145,7 +134,7 @@ static bool moves_out(const assigner_t* a, const jpp_op_t* op) {
 //  - Through the mark before an unmarked last stage it enters that stage.
 static uint32_t segment_of_input(const assigner_t* a, uint32_t id, uint32_t index) {
   const jpp_op_t* op = &a->p->ops.data[id];
-  uint32_t producer = producer_in_body(a, op->inputs[index]);
+  uint32_t producer = jpp__producer_in_body(a->p, a->loop, op->inputs[index]);
   if (producer == JPP_NONE) return JPP_NONE;
   uint32_t made = a->p->segment[producer];
   if (!jpp__segment_is_stage(made)) return JPP_NONE;
@@ -154,7 +143,7 @@ static uint32_t segment_of_input(const assigner_t* a, uint32_t id, uint32_t inde
   uint32_t last = a->stages - 1;
   uint32_t entered = made;
   if (mark->kind == JPP_OP_MARK_BACKWARD) {
-    entered = backward_segment(a, mark->attr);
+    entered = jpp__segment_backward(a->stages, mark->attr);
   } else if ((op->flags & JPP_OP_EFFECT) || moves_out(a, op)) {
     entered = mark->attr < last ? mark->attr + 1 : last;
   } else if (a->last_is_unmarked && mark->attr + 1 == last) {
@@ -257,7 +246,7 @@ static void settle_effects(const assigner_t* a) {
 // segment uses it.
 static void note_use(const assigner_t* a, uint32_t value, uint32_t segment,
                      uint32_t* earliest_use) {
-  uint32_t producer = producer_in_body(a, value);
+  uint32_t producer = jpp__producer_in_body(a->p, a->loop, value);
   if (producer == JPP_NONE) return;
   uint32_t* earliest = &earliest_use[producer - a->loop->first_op];
   if (segment < *earliest) *earliest = segment;
@@ -284,7 +273,7 @@ static jpp_status_t* settle_by_users(assigner_t* a, const bool* claimed) {
     if (*segment == JPP_SEGMENT_OPEN) {
       *segment = use == JPP_NONE ? 0 : use;
     } else if (!claimed[i] && *segment < a->stages &&
-               use == backward_segment(a, *segment) &&
+               use == jpp__segment_backward(a->stages, *segment) &&
                !moves_out(a, &a->p->ops.data[first + i])) {
       *segment = use;
     }
@@ -309,7 +298,7 @@ static void split_backward_parts(assigner_t* a) {
     bool is_mark = op->kind == JPP_OP_MARK_BACKWARD;
     uint32_t segment = a->p->segment[id];
     for (uint32_t i = 0; i < op->num_inputs; ++i) {
-      uint32_t producer = producer_in_body(a, op->inputs[i]);
+      uint32_t producer = jpp__producer_in_body(a->p, a->loop, op->inputs[i]);
       if (producer == JPP_NONE || !weight_part[producer]) continue;
       bool leaves = jpp__segment_is_stage(segment) && segment != a->p->segment[producer];
       bool feeds = jpp__segment_is_stage(segment) && !weight_part[id];

@@ -60,7 +60,7 @@ uint32_t jpp__partition_task_of(const jpp_partitioner_t* p, uint32_t op) {
   if (!jpp__segment_is_stage(segment)) return JPP_NONE;
   const jpp_staged_loop_t* loop = &p->loops[p->ops.data[op].loop];
   if (segment < loop->stages) return loop->forward[segment];
-  uint32_t stage = 2 * loop->stages - 1 - segment;
+  uint32_t stage = jpp__segment_backward(loop->stages, segment);
   if (loop->split_backward && p->weight_part[op]) return loop->weight[stage];
   return loop->backward[stage];
 }

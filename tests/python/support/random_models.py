@@ -386,7 +386,7 @@ def make_case(seed: int) -> Case:
         options=[name for name in _OPTIONS if rng.random() < 0.25],
     )
     if case.optimizer == "lion":
-        # It moves by the signs of gradients, of which rounding flips more the more it sums.
+        # Lion moves by the sign of each gradient, and rounding flips signs of longer sums.
         case.microbatches = min(case.microbatches, 6)
         case.dtype = "float32"
     name = type(case.schedule).__name__
