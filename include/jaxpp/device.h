@@ -316,6 +316,12 @@ typedef struct jpp_execute {
 JPP_API jpp_status_t* jpp_client_execute(jpp_client_t* client,
                                          const jpp_execute_t* execute) JPP_MUST_USE;
 
+// Compiles and runs a small program on the first device, so that the plugin does at once
+// what it puts off until the first one: on CPUs the kernels of its matrix products alone
+// take 30 ms. Blocks: call it in a thread while the step is traced. Does nothing on other
+// platforms.
+JPP_API jpp_status_t* jpp_client_warm_up(jpp_client_t* client) JPP_MUST_USE;
+
 //===-- Buffers --------------------------------------------------------------------===//
 
 #define JPP_BUFFER_MAX_RANK 16

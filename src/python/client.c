@@ -212,6 +212,16 @@ static PyObject* client_register_custom_call(PyObject* object, PyObject* args) {
   Py_RETURN_NONE;
 }
 
+static PyObject* client_warm_up(PyObject* object, PyObject* unused) {
+  (void)unused;
+  jpp_status_t* status = NULL;
+  Py_BEGIN_ALLOW_THREADS
+    status = jpp_client_warm_up(((jpp_py_client_t*)object)->client);
+  Py_END_ALLOW_THREADS
+  if (!jpp_py_check(status)) return NULL;
+  Py_RETURN_NONE;
+}
+
 static PyMethodDef kMethods[] = {
     {"info", client_info, METH_NOARGS, "info($self, /)\n--\n\nA ClientInfo."},
     {"compile", client_compile, METH_VARARGS,
@@ -221,6 +231,9 @@ static PyMethodDef kMethods[] = {
      "With a folder, as bytes: loads what was compiled before from what stands for the "
      "code in the cache, as bytes, or leaves it there; b\"\": no folder. Releases the "
      "GIL."},
+    {"warm_up", client_warm_up, METH_NOARGS,
+     "warm_up($self, /)\n--\n\nRuns a small program on a CPU, so that the plugin sets "
+     "itself up. Releases the GIL."},
     {"register_custom_call", client_register_custom_call, METH_VARARGS,
      "register_custom_call($self, name, platform, handler, traits, /)\n--\n\n"
      "Gives the plugin an XLA FFI handler, a capsule."},
@@ -259,6 +272,7 @@ static int executable_clear(PyObject* object) {
 static void executable_dealloc(PyObject* object) {
   jpp_py_executable_t* self = (jpp_py_executable_t*)object;
   PyObject_GC_UnTrack(object);
+  PyObject_ClearWeakRefs(object);
   if (self->client) {
     jpp_client_executable_destroy(((jpp_py_client_t*)self->client)->client,
                                   self->executable);
@@ -268,11 +282,18 @@ static void executable_dealloc(PyObject* object) {
   jpp_py_free(object);
 }
 
+static PyMemberDef kExecutableMembers[] = {
+    {"__weaklistoffset__", T_PYSSIZET, offsetof(jpp_py_executable_t, weak_references),
+     READONLY, NULL},
+    {NULL, 0, 0, 0, NULL},
+};
+
 static PyType_Slot kExecutableSlots[] = {
     {Py_tp_doc, "A compiled task."},
     {Py_tp_dealloc, (void*)executable_dealloc},
     {Py_tp_traverse, (void*)executable_traverse},
     {Py_tp_clear, (void*)executable_clear},
+    {Py_tp_members, kExecutableMembers},
     {0, NULL},
 };
 PyType_Spec jpp_py_executable_spec = {

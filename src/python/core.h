@@ -11,6 +11,7 @@
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
+#include <structmember.h>  // Py_T_PYSSIZET since Python 3.12
 
 #include "jaxpp/alloc.h"
 #include "jaxpp/array.h"
@@ -232,6 +233,7 @@ typedef struct jpp_py_executable {
   jpp_executable_t* executable;
   PyObject* client;
   PyObject* kept;  // any object: kept alive because the code contains its address
+  PyObject* weak_references;
 } jpp_py_executable_t;
 
 typedef struct jpp_py_network {

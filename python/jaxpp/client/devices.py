@@ -302,13 +302,20 @@ _creating = threading.Lock()  # the caches alone would let two threads create a 
 
 def begin_devices(mesh: MpmdMesh, plugin: str | None) -> Callable[[], StepDevices]:
     """A function that returns `devices_for` these arguments. If no other process has to take
-    part, a thread already loads the plugin, which takes more than ten milliseconds."""
+    part, a thread already loads the plugin and sets it up, while JAX traces the step."""
     if mesh.workers is not None or jax.process_count() > 1:
         return functools.partial(devices_for, mesh, plugin)
     pool = concurrent.futures.ThreadPoolExecutor(1)
     found = pool.submit(devices_for, mesh, plugin)
+    pool.submit(lambda: _warm_up(found.result()))
     pool.shutdown(wait=False)
     return found.result
+
+
+@functools.cache
+def _warm_up(devices: StepDevices) -> None:
+    if isinstance(devices, LocalDevices):
+        devices.client.warm_up()
 
 
 _processes_of = functools.cache(processes_of)

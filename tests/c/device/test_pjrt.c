@@ -158,6 +158,12 @@ static void test_exhausted_resources_are_out_of_memory(void** state) {
   jpp_client_buffer_destroy(*state, failed);
 }
 
+static void test_programs_run_after_the_warm_up(void** state) {
+  ASSERT_OK(jpp_client_warm_up(*state));
+  ASSERT_OK(jpp_client_warm_up(*state));
+  test_custom_call_runs(state);
+}
+
 #define ON_CLIENT(test) \
   cmocka_unit_test_setup_teardown(test, create_client, destroy_client)
 
@@ -170,6 +176,7 @@ int main(void) {
       ON_CLIENT(test_custom_call_runs),
       ON_CLIENT(test_failure_travels_with_buffers_and_events),
       ON_CLIENT(test_exhausted_resources_are_out_of_memory),
+      ON_CLIENT(test_programs_run_after_the_warm_up),
   };
   return cmocka_run_group_tests_name("pjrt device", tests, NULL, NULL);
 }
