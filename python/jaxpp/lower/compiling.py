@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import os
+import weakref
 from typing import Any, Protocol
 
 from jaxpp import _core
@@ -36,6 +37,11 @@ class Target(Protocol):
     def has_rank(self, rank: int) -> bool: ...
 
     def assignment(self, rank: int) -> list[int]: ...
+
+
+# The executables of this process, by client, code, compile options and devices: a step that
+# is compiled for other shapes shares the tasks that these shapes do not change.
+_known: weakref.WeakValueDictionary[Any, _core.Executable] = weakref.WeakValueDictionary()
 
 
 class Compiler:
@@ -75,16 +81,21 @@ class Compiler:
 
     def _compile(self, lowered: LoweredTask, rank: int | None) -> _core.Executable:
         """Compiles for all devices of a rank together, or for each device separately."""
-        # The code of a callback contains an address in this process.
-        folder = os.fsencode("" if lowered.callbacks else self.cache_folder or "")
-        options = self.code.compile_options
+        client, options = self.devices.client, self.code.compile_options
         devices = [] if rank is None else self.devices.assignment(rank)
         # Strip locations, so that a line added above a step does not recompile it.
-        identity = lowered.text().encode(errors="surrogatepass") if folder else b""
-        compile_ = self.devices.client.compile
-        compiled = compile_(lowered.code, options, devices, lowered.callbacks, folder, identity)
+        identity = lowered.text().encode(errors="surrogatepass")
+        key = (id(client), identity, options, tuple(devices))
+        if known := _known.get(key):
+            return known
+        # The code of a callback contains an address in this process.
+        folder = os.fsencode("" if lowered.callbacks else self.cache_folder or "")
+        compiled = client.compile(
+            lowered.code, options, devices, lowered.callbacks, folder, identity
+        )
         if not compiled.written:
             self.all_written = False
+        _known[key] = compiled.executable
         return compiled.executable
 
     def _result(

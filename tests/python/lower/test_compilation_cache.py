@@ -31,7 +31,8 @@ STEP = textwrap.dedent("""
         return jax.tree.map(lambda w, g: w - g, ws, grads), loss
 
     ws = [jnp.eye(8), jnp.eye(8)]
-    ws, loss = jaxpp.mpmd_jit_with_loop(step, mesh)(ws, jnp.ones((4, 2, 8)))
+    trained = jaxpp.mpmd_jit_with_loop(step, mesh)
+    ws, loss = trained(ws, jnp.ones((4, 2, 8)))
     print(float(loss), [float(jnp.asarray(w).sum()) for w in ws])
 """)
 
@@ -190,3 +191,20 @@ def test_a_folder_that_can_not_be_made_is_only_a_warning(mesh2, cache, caplog):
     cache.parent.write_text("a file stands in the way")
     _double(mesh2)
     assert "the cache is disabled" in caplog.text
+
+
+# Also trains with longer sequences, whose tasks go to another folder.
+LONGER = STEP + textwrap.dedent("""
+    import os
+    jax.config.update("jax_compilation_cache_dir", os.environ["OTHER_FOLDER"])
+    ws, loss = trained(ws, jnp.ones((4, 6, 8)))
+    print(float(loss))
+""")
+
+
+def test_other_shapes_share_the_tasks_that_they_do_not_change(tmp_path):
+    """The zeros before the loop and the update after it are compiled once."""
+    first, other = tmp_path / "first", tmp_path / "other"
+    _run(first, LONGER, OTHER_FOLDER=str(other))
+    assert 0 < len(_files(other)) < len(_files(first))
+    assert not _files(other).keys() & _files(first).keys()
