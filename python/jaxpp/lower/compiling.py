@@ -40,8 +40,20 @@ class Target(Protocol):
 
 
 # The executables of this process, by client, code, compile options and devices: a step that
-# is compiled for other shapes shares the tasks that these shapes do not change.
-_known: weakref.WeakValueDictionary[Any, _core.Executable] = weakref.WeakValueDictionary()
+# is compiled for other shapes shares the tasks that these shapes do not change. The references
+# have no callbacks, in which a Ctrl-C would be lost.
+_known: dict[Any, weakref.ref[_core.Executable]] = {}
+
+
+def _find(key: Any) -> _core.Executable | None:
+    known = _known.get(key)
+    return known() if known else None
+
+
+def _forget_unused() -> None:
+    for key, known in list(_known.items()):
+        if known() is None:
+            _known.pop(key, None)
 
 
 class Compiler:
@@ -86,7 +98,7 @@ class Compiler:
         # Strip locations, so that a line added above a step does not recompile it.
         identity = lowered.text().encode(errors="surrogatepass")
         key = (id(client), identity, options, tuple(devices))
-        if known := _known.get(key):
+        if known := _find(key):
             return known
         # The code of a callback contains an address in this process.
         folder = os.fsencode("" if lowered.callbacks else self.cache_folder or "")
@@ -95,7 +107,7 @@ class Compiler:
         )
         if not compiled.written:
             self.all_written = False
-        _known[key] = compiled.executable
+        _known[key] = weakref.ref(compiled.executable)
         return compiled.executable
 
     def _result(
@@ -109,6 +121,7 @@ class Compiler:
     def compile_all(self) -> list[_core.Executable | None]:
         tasks = self.plan.staged().tasks()
         donations = self.plan.donations()
+        _forget_unused()
         pool = concurrent.futures.ThreadPoolExecutor(max(2, os.cpu_count() or 1))
         try:
             found = [

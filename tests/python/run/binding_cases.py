@@ -348,6 +348,7 @@ def cases(step: Step) -> list[Case]:
         Case("Client", lambda: _core.Client, ("path", "/nowhere"), ("dict", {})),
         Case("KeyValueStore", lambda: _core.KeyValueStore, *[("function", print)] * 2),
         Case("Client.info", lambda: step.client.info),
+        Case("Client.warm_up", lambda: step.client.warm_up),
         Case(
             "Client.compile",
             lambda: step.client.compile,
