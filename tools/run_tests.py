@@ -113,7 +113,8 @@ def mypy() -> tuple[int, int]:
 
 
 def pytest() -> tuple[int, int]:
-    workers = str(max(2, os.cpu_count() or 1))
+    # Some tests mostly wait for other processes.
+    workers = str(max(2, os.cpu_count() or 1) + 1)
     options = ("-q", "-W", "ignore", "-n", workers)
     code, output = run(sys.executable, "-m", "pytest", *options, "tests/python")
     passed = re.search(r"(\d+) passed", output)

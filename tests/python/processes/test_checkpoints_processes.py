@@ -89,6 +89,7 @@ def restored_here(folder: pathlib.Path) -> Any:
         return manager.restore(jobs.SAVED, args=ocp.args.StandardRestore(structs))
 
 
+@pytest.mark.soak
 def test_two_processes_save_and_four_go_on(launch: Launch, tmp_path: pathlib.Path) -> None:
     launch("save", 2, 1, 2)
     restored = restored_here(tmp_path / "checkpoints")
@@ -171,6 +172,7 @@ def test_ways_of_orbax(launch: Launch, ranks: int) -> None:
     assert launch("ways", 2, 2, ranks) == {"all the same"}
 
 
+@pytest.mark.soak
 def test_a_job_that_is_preempted_goes_on(command: str, tmp_path: pathlib.Path) -> None:
     """After SIGTERM to the launcher or to a single process, all save the same step and exit."""
     script = [str(EXAMPLE), "--folder", str(tmp_path), "--steps=60"]

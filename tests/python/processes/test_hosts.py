@@ -107,7 +107,7 @@ def outputs(processes: list[subprocess.Popen[str]]) -> list[str]:
             process.wait()
 
 
-@pytest.mark.parametrize("slow", [False, True])
+@pytest.mark.parametrize("slow", [pytest.param(False, marks=pytest.mark.soak), True])
 def test_trains_over_the_network_as_one_process_does(
     hosts: Hosts, tmp_path: pathlib.Path, slow: bool
 ) -> None:

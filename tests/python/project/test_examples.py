@@ -51,7 +51,7 @@ def losses_of(output: str, line: str) -> list[float]:
     return losses
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.soak), "float16"])
 def test_basic_validates_losses_predictions_and_weights(
     dtype: str, tmp_path: pathlib.Path
 ) -> None:

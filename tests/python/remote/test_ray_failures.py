@@ -181,7 +181,10 @@ def train_until_failure(mesh: jaxpp.RemoteMpmdMesh, number: int) -> tuple[str, l
 
 @pytest.mark.parametrize(
     ("number", "how"),
-    [(signal.SIGKILL, "the worker has died"), (signal.SIGSTOP, "the worker has not answered")],
+    [
+        (signal.SIGKILL, "the worker has died"),
+        pytest.param(signal.SIGSTOP, "the worker has not answered", marks=pytest.mark.soak),
+    ],
 )
 def test_a_worker_that_is_gone_ends_the_mesh(
     ray_cluster: None,

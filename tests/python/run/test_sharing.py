@@ -39,7 +39,7 @@ def trained(problem: Any, schedule: Any, mesh: Any, steps: int = 2) -> list[np.n
     return [np.asarray(leaf) for leaf in jax.tree.leaves((state, loss))]
 
 
-@pytest.mark.parametrize("data", [1, 2])
+@pytest.mark.parametrize("data", [1, pytest.param(2, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("tied", [pytest.param(False, marks=pytest.mark.soak), True])
 def test_what_is_trained_does_not_depend_on_who_shares(data: int, tied: bool) -> None:
     problem = models.transformer(4, 4, 4, tied=tied)

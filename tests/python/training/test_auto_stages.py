@@ -94,7 +94,7 @@ def random_model(seed: int) -> tuple[Callable[..., Any], Any, Any]:
     return loss, (params, head), models.batch(4)
 
 
-@pytest.mark.parametrize("seed", [*range(8), *soaked(*range(8, 20))])
+@pytest.mark.parametrize("seed", [*range(1, 6), *soaked(0, *range(6, 20))])
 def test_random_models(seed: int) -> None:
     stages = 2 + seed % 3
     loss, params, batch = random_model(seed)

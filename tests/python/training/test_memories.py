@@ -70,7 +70,9 @@ def train(step: Any, problem: Problem, state: Any) -> Any:
     return params, state, losses
 
 
-@pytest.mark.parametrize("donates", [True, False], ids=["donated", "kept"])
+@pytest.mark.parametrize(
+    "donates", [True, pytest.param(False, marks=pytest.mark.soak)], ids=["donated", "kept"]
+)
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_optimizer_state_lives_on_the_host(name: str, donates: bool) -> None:
     """Each way to ask for it gives the same bits as state on the devices, and the numbers of

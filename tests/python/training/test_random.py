@@ -21,6 +21,7 @@ def test_random_models_train_to_the_same_numbers(group: int) -> None:
     assert not failed, "\n".join(f"{case}\n{trace}" for case, trace in failed)
 
 
+@pytest.mark.soak
 def test_random_models_train_to_the_same_bits_in_several_processes() -> None:
     run, wrong = run_in_processes(range(_FIRST, _FIRST + 8))
     assert run >= 4

@@ -173,7 +173,11 @@ def test_nothing_is_reduced_in_the_loop(maker, axes):
 
 
 @pytest.mark.parametrize("axes", AXES)
-@pytest.mark.parametrize("maker", [unrolled, scanned, checkpointed], ids=lambda m: m.__name__)
+@pytest.mark.parametrize(
+    "maker",
+    [unrolled, pytest.param(scanned, marks=pytest.mark.soak), checkpointed],
+    ids=lambda m: m.__name__,
+)
 def test_split_backward(axes, maker):
     ranks, of_rank = AXES[axes]
     problem = problem_of(maker, ranks)

@@ -68,11 +68,11 @@ def test_trains_as_plain_jax_does(name: str) -> None:
 
 
 # With tied and stacked weights; in bfloat16; with a scan and 16 microbatches.
-_SEEDS = [314, 329, 307]
+_SEEDS = [314, 307]
 
 
 @pytest.mark.parametrize(
-    "seed", [*_SEEDS, *(pytest.param(n, marks=pytest.mark.soak) for n in range(60))]
+    "seed", [*_SEEDS, *(pytest.param(n, marks=pytest.mark.soak) for n in [329, *range(60)])]
 )
 def test_random_models(seed: int) -> None:
     case = make_case(seed)
