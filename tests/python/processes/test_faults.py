@@ -16,13 +16,13 @@ from faults import Case, run_case
 
 CASES = [
     Case("compile", "kill", "shell", 2, 1, 0.1),
+    Case("saving", "exit", "ompi", 2, 1, 0),
     Case("steady", "leave", "launch", 2, 0, 0),
     Case("saving", "kill", "launch", 3, 1, 0.2),
     Case("between-steps", "raise", "slurm", 2, 1, 0),
     Case("steady", "kill the launcher", "shell", 2, 0, 0.1),
 ]
 LONGER = [
-    Case("saving", "exit", "ompi", 2, 1, 0),
     Case("first-step", "leave", "plain", 2, 0, 0),
     Case("saving", "stop", "plain", 3, 0, 0.2),
     Case("waiting", "kill", "plain", 3, 2, 0.2),
