@@ -21,7 +21,7 @@ from jaxpp.mesh import MpmdMesh
 from jaxpp.operations import accumulate
 from jaxpp.plan.evaluation import MadeOp, run_ops
 from jaxpp.plan.sharding import Specs
-from jaxpp.trace.graph import FrontOp, Graph
+from jaxpp.trace.front import FrontOp, Graph
 from jaxpp.trace.keys import literal_key
 
 __all__ = ["Code", "LoweredTask", "TaskLowerer", "TaskModules", "modules_of_all"]

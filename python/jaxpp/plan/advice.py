@@ -16,7 +16,7 @@ from jaxpp.errors import warn
 from jaxpp.jax_internals.lines import user_line
 from jaxpp.placements import physical_type
 from jaxpp.plan.sharding import Specs
-from jaxpp.trace.graph import Graph
+from jaxpp.trace.front import Graph
 from jaxpp.trace.marks import inner_jaxprs
 
 __all__ = ["Step", "layout_advice", "warn_of_unparted"]

@@ -15,7 +15,7 @@ from jaxpp.mesh import MpmdMesh
 from jaxpp.schedules import BaseSchedule, FusedTask, Task
 from jaxpp.trace.auto_stages import Cut
 from jaxpp.trace.call import MemoryLimits, Options, memory_limits_of
-from jaxpp.trace.graph import Graph
+from jaxpp.trace.front import Graph
 
 __all__ = [
     "Auto",

@@ -18,7 +18,7 @@ from jax.extend.core import Literal, jaxpr_as_fun
 from jaxpp.jax_internals.arrays import wrap_keys
 from jaxpp.jax_internals.jaxprs import bind, settings_of
 from jaxpp.mesh import MpmdMesh
-from jaxpp.trace.graph import FrontOp
+from jaxpp.trace.front import FrontOp
 from jaxpp.trace.splitting import Conditional, Whole
 from jaxpp.trace.written import task_p
 

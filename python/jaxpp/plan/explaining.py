@@ -10,8 +10,8 @@ from typing import Any
 from jaxpp.jax_internals.lines import is_user_file
 from jaxpp.jax_internals.partial import Blocked
 from jaxpp.plan.sharding import Partial
+from jaxpp.trace.front import FrontLoop
 from jaxpp.trace.gather import Gather
-from jaxpp.trace.graph import FrontLoop
 
 __all__ = ["explained"]
 

@@ -17,8 +17,8 @@ from jaxpp.plan.explaining import explained
 from jaxpp.plan.sharding import Partial, Specs
 from jaxpp.trace.boxes import Bounds
 from jaxpp.trace.call import Static
+from jaxpp.trace.front import Graph
 from jaxpp.trace.gather import Gather
-from jaxpp.trace.graph import Graph
 from jaxpp.trace.stacked import parts_of_leaves
 
 __all__ = ["Planned", "Traced"]

@@ -42,8 +42,9 @@ from jaxpp.plan.sharding import Specs, StepShardings
 from jaxpp.trace.auto_stages import Cut, cutting
 from jaxpp.trace.boxes import Bounds
 from jaxpp.trace.call import Call, MemoryLimits, Options, Signature, Static, struct_of
+from jaxpp.trace.front import FrontLoop, Graph
 from jaxpp.trace.gather import Gather
-from jaxpp.trace.graph import FrontLoop, Graph, build_graph
+from jaxpp.trace.graph import build_graph
 from jaxpp.trace.loop import refuse_refs_from_outside, warn_of_marks_without_loop
 from jaxpp.trace.stacked import cut_results, part_step, parts_of_leaves
 from jaxpp.trace.written import Place, cut_parted, place_of

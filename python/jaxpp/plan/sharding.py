@@ -26,8 +26,8 @@ from jaxpp.mesh import MpmdMesh
 from jaxpp.operations import Add, accumulate
 from jaxpp.placements import physical_type
 from jaxpp.plan.evaluation import run_op
+from jaxpp.trace.front import FrontLoop, Graph
 from jaxpp.trace.gather import Gather
-from jaxpp.trace.graph import FrontLoop, Graph
 
 __all__ = ["Specs", "StepShardings"]
 

@@ -8,11 +8,10 @@ the forward. Any other equation becomes one op.
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -25,16 +24,24 @@ from jaxpp.errors import make_error
 from jaxpp.jax_internals.jaxprs import is_transposed
 from jaxpp.jax_internals.lines import user_line
 from jaxpp.mesh import memory_of
-from jaxpp.operations import Add, Operation, kind_of
+from jaxpp.operations import Add, kind_of
 from jaxpp.placements import physical_type
 from jaxpp.trace.cross import place_p
 from jaxpp.trace.custom_calls import check_equation
+from jaxpp.trace.front import FrontLoop, FrontOp, Graph, Operand
 from jaxpp.trace.gather import Gather, WeightGathers
+from jaxpp.trace.inlining import (
+    MARKS,
+    inlined,
+    loop_or_mark_in,
+    num_scans,
+    refuse_hidden_marks,
+    scans_for_marks,
+)
 from jaxpp.trace.keys import literal_key, param_key
 from jaxpp.trace.loop import closed_over_error, loop_p
-from jaxpp.trace.marks import holds_marks, mark_backward_p, mark_p, mark_tangent_p
+from jaxpp.trace.marks import holds_marks, mark_p, mark_tangent_p
 from jaxpp.trace.memories import is_move, memory_after, with_moves_around, without_memory
-from jaxpp.trace.nested import refuse_traced, step_p
 from jaxpp.trace.recomputation import CutRecomputation
 from jaxpp.trace.splitting import (
     Branch,
@@ -42,143 +49,16 @@ from jaxpp.trace.splitting import (
     Part,
     PartOp,
     Splitter,
-    inlined_call,
-    is_plain_jit,
     is_recomputation,
 )
 from jaxpp.trace.work import bytes_of, flops, jaxprs_in
 from jaxpp.trace.written import Place, task_p, transfer_p
 
-__all__ = ["FrontLoop", "FrontOp", "Graph", "build_graph"]
+__all__ = ["build_graph"]
 
 # Ops on at most this many bytes are recomputed by each user instead of being sent.
 _SMALL_BYTES = 4096
 _RESHAPES = {"reshape", "squeeze", "expand_dims", "broadcast_in_dim", "iota"}
-_MARKS = {mark_p, mark_tangent_p, mark_backward_p}
-
-_WRITE_OUT = {
-    False: "Unroll the stages: use a Python loop over stages, and scan only over the layers "
-    "inside each.",
-    True: "Call treduce at the top level of the step, once or several times.",
-}
-_UNDER = {
-    "cond": "which runs it conditionally",
-    "shard_map": "which runs it once on each device",
-}
-
-# An operand of an op: a value id of the graph, or a constant of the equation.
-Operand: TypeAlias = int | Literal
-
-
-@dataclasses.dataclass(frozen=True)
-class FrontOp:
-    """What an op of the graph computes: `primitive.bind(*operands, **params)`."""
-
-    primitive: Any
-    params: dict[str, Any]
-    operands: tuple[Operand, ...]
-    first_output: int
-    num_outputs: int
-    code: int  # equal for ops that compute the same, apart from their branches and parts
-    eqn: JaxprEqn | None = None  # the JAX settings for its evaluation
-    branches: tuple[Branch, ...] = ()  # the conditions under which it runs, outermost first
-    part: Part | None = None  # for an equation that was split into several ops
-
-    @property
-    def is_choice(self) -> bool:
-        """Whether the op selects between results of branches, its operands."""
-        return bool(self.branches) and self.branches[-1].number is None
-
-
-@dataclasses.dataclass
-class FrontLoop:
-    """The data of a loop that the planner does not need."""
-
-    length: int
-    schedule: Any
-    operations: tuple[Operation, ...]
-    value_avals: list[Any]  # one microbatch's values, one per result
-    op: int  # its id in the graph
-    index: int  # value ids: the microbatch number,
-    results: list[int]  # the results of one microbatch,
-    first_output: int  # and the first reduced result
-    names: tuple[str, ...]  # the names of the results: "result[1]['w']"
-    num_marks: int  # the number of stages that the body ends
-    where: str  # the line of the treduce
-
-
-@dataclasses.dataclass
-class Graph:
-    """The planner's graph and, by its ids, the data that JAX needs to lower parts of it."""
-
-    core: _core.Graph
-    ops: dict[int, FrontOp]
-    loops: list[FrontLoop]
-    avals: dict[int, Any]  # by value id
-    consts: list[Any]  # trailing arguments that the user does not pass
-    num_args: int  # number of arguments from the user; values 0 .. are all arguments
-    num_ops: int
-    specs: dict[int, PartitionSpec]  # of values of tasks that the user wrote
-
-
-def _holds(jaxpr: Jaxpr, primitives: set[Any]) -> JaxprEqn | None:
-    """The first equation, at any depth, of one of these primitives."""
-    for eqn in jaxpr.eqns:
-        if eqn.primitive in primitives:
-            return eqn
-        for param in eqn.params.values():
-            for inner in jaxprs_in(param):
-                if found := _holds(inner, primitives):
-                    return found
-    return None
-
-
-def _called(eqn: JaxprEqn) -> ClosedJaxpr | Jaxpr | None:
-    """The jaxpr that an equation calls, if it is inlined."""
-    called = inlined_call(eqn)
-    if called is None or "in_shardings" not in eqn.params or is_plain_jit(eqn):
-        return called
-    jaxpr = called.jaxpr if isinstance(called, ClosedJaxpr) else called
-    return called if _holds(jaxpr, _MARKS | {loop_p}) else None
-
-
-def _holds_loop_or_mark(eqn: JaxprEqn) -> JaxprEqn | None:
-    inner = (j for p in eqn.params.values() for j in jaxprs_in(p))
-    return next(filter(None, (_holds(j, _MARKS | {loop_p}) for j in inner)), None)
-
-
-def _scans_for_marks(jaxpr: Jaxpr, used: Sequence[bool], found: list[Any]) -> list[bool]:
-    """The arguments of a body on which its used results and its backward marks depend.
-
-    Appends to `found` the used results of each scan, the last scan first.
-    """
-    needed = {v for v, u in zip(jaxpr.outvars, used, strict=True) if u and isinstance(v, Var)}
-    for eqn in reversed(jaxpr.eqns):
-        outs = [v in needed for v in eqn.outvars]
-        called = None if eqn.primitive in _MARKS else _called(eqn)
-        if eqn.primitive is mark_backward_p:
-            ins = [True] * len(eqn.invars)
-        elif called is not None:
-            inner = called.jaxpr if isinstance(called, ClosedJaxpr) else called
-            ins = _scans_for_marks(inner, outs, found)
-        else:
-            ins = [any(outs)] * len(eqn.invars)
-        if eqn.primitive.name == "scan":
-            found.append(outs)
-        needed.update(
-            v for v, i in zip(eqn.invars, ins, strict=True) if i and isinstance(v, Var)
-        )
-    return [v in needed for v in jaxpr.invars]
-
-
-def _num_scans(eqn: JaxprEqn) -> int:
-    """The number of scans for which adding the equation takes an entry from
-    `scans_for_marks`."""
-    called = None if eqn.primitive in _MARKS else _called(eqn)
-    if called is None:
-        return int(eqn.primitive.name == "scan")
-    jaxpr = called.jaxpr if isinstance(called, ClosedJaxpr) else called
-    return sum(map(_num_scans, jaxpr.eqns))
 
 
 class _Builder:
@@ -252,7 +132,7 @@ class _Builder:
                 self.add_const(const)
             jaxpr = jaxpr.jaxpr
         for eqn in jaxpr.eqns:
-            called = eqn.params["body"] if eqn.primitive is loop_p else _called(eqn)
+            called = eqn.params["body"] if eqn.primitive is loop_p else inlined(eqn)
             if called is not None:
                 self.collect_consts(called)
             for branch in eqn.params.get("branches", ()):
@@ -289,9 +169,9 @@ class _Builder:
             return self.add_task(eqn, operands)
         if eqn.primitive is transfer_p:
             return self.add_transfer(eqn, operands)
-        if eqn.primitive in _MARKS:
+        if eqn.primitive in MARKS:
             return self.add_mark(eqn, operands)
-        called = _called(eqn)
+        called = inlined(eqn)
         if called is None and self.outside is not None and self.gathers:
             outs = self.add_cast_weight(eqn, operands, self.gathers)
             if outs is not None:
@@ -308,7 +188,7 @@ class _Builder:
             return self.walk(moving, operands)
         if eqn.primitive.name == "scan" and self.outside is not None:
             return self.add_scan(eqn, operands, next(self.scans_for_marks))
-        if self.outside is None and not _holds_loop_or_mark(eqn):
+        if self.outside is None and not loop_or_mark_in(eqn):
             if eqn.primitive.name == "cond":
                 return self.add_conditional(eqn, operands)
             if eqn.primitive.name in ("scan", "while") and not eqn.effects:
@@ -370,7 +250,7 @@ class _Builder:
         parts = self.splitter.scan(eqn, for_marks) if backward or self.recomputing else None
         if parts is None:
             return self.add_call(eqn, operands)
-        self._refuse_hidden_marks(eqn)
+        refuse_hidden_marks(eqn)
         check_equation(eqn)
         return self.add_parts(eqn, operands, parts, _core.FLAG_BACKWARD if backward else 0)
 
@@ -415,8 +295,8 @@ class _Builder:
         """Adds a rematerialised backward with marks in it, each part behind its own barrier.
         The barrier also keeps recomputed values on the rank of their part, so it is added
         whatever `prevent_cse` says."""
-        cut = CutRecomputation(eqn.params["jaxpr"], _called)
-        numbers = [_num_scans(item.eqn) for item in cut.items]
+        cut = CutRecomputation(eqn.params["jaxpr"], inlined)
+        numbers = [num_scans(item.eqn) for item in cut.items]
         scans = [list(itertools.islice(self.scans_for_marks, n)) for n in numbers]
         after = self.scans_for_marks
         values: dict[int, Operand] = dict(enumerate(operands))
@@ -480,7 +360,7 @@ class _Builder:
     def add_call(self, eqn: JaxprEqn, operands: list[Operand]) -> list[Operand]:
         if is_move(eqn):
             return self.add_move(eqn, operands)
-        self._refuse_hidden_marks(eqn)
+        refuse_hidden_marks(eqn)
         check_equation(eqn)
         part = self.gathers is not None and self.gathers.is_part(eqn.primitive, operands)
         flags = _core.FLAG_CHEAP if part or self._is_cheap(eqn) else 0
@@ -576,7 +456,7 @@ class _Builder:
         if self.gathers is not None:
             self.gathers.begin_loop(index)
         scans: list[list[bool]] = []
-        _scans_for_marks(body.jaxpr, [False] * len(body.jaxpr.outvars), scans)
+        scans_for_marks(body.jaxpr, [False] * len(body.jaxpr.outvars), scans)
         self.scans_for_marks = reversed(scans)
         outs = [self.as_value(o) for o in self.walk(body, [*operands, index])]
         operations, value_avals = list(params["operations"]), list(body.out_avals)
@@ -744,31 +624,6 @@ class _Builder:
         scalar = all(v.aval.shape == () for v in (*eqn.invars, *eqn.outvars))
         counts = not any(jnp.issubdtype(v.aval.dtype, jnp.inexact) for v in eqn.outvars)
         return scalar or (counts and max(in_bytes, out_bytes) <= _SMALL_BYTES)
-
-    @staticmethod
-    def _refuse_hidden_marks(eqn: JaxprEqn) -> None:
-        if eqn.primitive is step_p:
-            refuse_traced(**eqn.params)
-        for param in eqn.params.values():
-            for inner in jaxprs_in(param):
-                hidden = _holds(inner, _MARKS | {loop_p})
-                if hidden is None:
-                    continue
-                is_loop = hidden.primitive is loop_p
-                mark = f"stage mark at {hidden.params.get('where')}"
-                what = hidden.params["title"] if is_loop else mark
-                under = eqn.primitive.name
-                line = user_line(eqn)
-                runs = "which runs it a number of times that the pipeline cannot determine"
-                remedy = _WRITE_OUT[is_loop]
-                if under in _UNDER:
-                    runs = _UNDER[under]
-                    remedy = f"Move {'treduce' if is_loop else 'mark_stage_end'} outside of it."
-                raise make_error(
-                    "unsupported" if is_loop else "stage-marks",
-                    f"{what} is inside `{under}`{f' at {line}' if line else ''}, {runs}.\n"
-                    f"{remedy}",
-                )
 
 
 def build_graph(
