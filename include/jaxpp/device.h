@@ -316,10 +316,11 @@ typedef struct jpp_execute {
 JPP_API jpp_status_t* jpp_client_execute(jpp_client_t* client,
                                          const jpp_execute_t* execute) JPP_MUST_USE;
 
-// Compiles and runs a small program on the first device, so that the plugin does at once
-// what it puts off until the first one: on CPUs the kernels of its matrix products alone
-// take 30 ms. Blocks: call it in a thread while the step is traced. Does nothing on other
-// platforms.
+// Compiles and runs a small matrix product on the first device. The plugin for CPUs
+// generates its kernels at the first product, which takes 30 ms; after this call, the
+// first step does not wait for them. Blocks: call it in a thread while the step is
+// traced. Does nothing on other platforms. Errors: those of jpp_client_compile() and
+// jpp_client_execute().
 JPP_API jpp_status_t* jpp_client_warm_up(jpp_client_t* client) JPP_MUST_USE;
 
 //===-- Buffers --------------------------------------------------------------------===//

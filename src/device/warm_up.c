@@ -1,11 +1,11 @@
-// Does in advance what plugins put off until the first program.
+// Makes a plugin set itself up before the first step.
 #include <string.h>
 
 #include "base/null.h"
 #include "jaxpp/device.h"
 
-// The product with a transposed operand, as in the gradient of a weight, makes the plugin
-// for CPUs generate its kernels.
+// A product with a transposed operand, as in the gradient of a weight: the plugin for
+// CPUs generates its kernels at the first one.
 static const char kProgram[] =
     "module { func.func @main(%0: tensor<16x16xf32>) -> tensor<16x16xf32> {\n"
     "  %1 = stablehlo.dot_general %0, %0, contracting_dims = [0] x [0]\n"
@@ -13,7 +13,7 @@ static const char kProgram[] =
     "  return %1 : tensor<16x16xf32>\n"
     "} }";
 
-static jpp_status_t* run(jpp_client_t* client, jpp_executable_t* executable) {
+static jpp_status_t* multiply_zeros(jpp_client_t* client, jpp_executable_t* executable) {
   static const float kZeros[16 * 16];
   static const int64_t kDims[] = {16, 16};
   jpp_host_array_t zeros = {.struct_size = sizeof(zeros),
@@ -47,7 +47,7 @@ jpp_status_t* jpp_client_warm_up(jpp_client_t* client) {
                                    .format = "mlir"};
   jpp_executable_t* executable = NULL;
   JPP_RETURN_IF_ERROR(jpp_client_compile(client, &request, &executable));
-  jpp_status_t* status = run(client, executable);
+  jpp_status_t* status = multiply_zeros(client, executable);
   jpp_client_executable_destroy(client, executable);
   return status;
 }

@@ -139,8 +139,8 @@ static inline uint32_t jpp__segment_backward(uint32_t stages, uint32_t stage) {
   return 2 * stages - 1 - stage;
 }
 
-// The op of the loop's body that makes the value; JPP_NONE for values from outside, some
-// of which are made by the planner's own ops.
+// The op of the loop's body that makes the value. JPP_NONE if none does: the value comes
+// from outside, or the planner has added the op that makes it.
 static inline uint32_t jpp__producer_in_body(const jpp_partitioner_t* p,
                                              const jpp_loop_t* loop, uint32_t value) {
   uint32_t op = p->values.data[value].producer;

@@ -45,11 +45,6 @@ class Target(Protocol):
 _known: dict[Any, weakref.ref[_core.Executable]] = {}
 
 
-def _find(key: Any) -> _core.Executable | None:
-    known = _known.get(key)
-    return known() if known else None
-
-
 def _forget_unused() -> None:
     for key, known in list(_known.items()):
         if known() is None:
@@ -98,8 +93,9 @@ class Compiler:
         # Strip locations, so that a line added above a step does not recompile it.
         identity = lowered.text().encode(errors="surrogatepass")
         key = (id(client), identity, options, tuple(devices))
-        if known := _find(key):
-            return known
+        known = _known.get(key)
+        if known and (executable := known()):
+            return executable
         # The code of a callback contains an address in this process.
         folder = os.fsencode("" if lowered.callbacks else self.cache_folder or "")
         compiled = client.compile(
