@@ -113,8 +113,7 @@ def mypy() -> tuple[int, int]:
 
 
 def pytest() -> tuple[int, int]:
-    # Some tests mostly wait for other processes.
-    workers = str(max(2, os.cpu_count() or 1) + 1)
+    workers = str(max(2, os.cpu_count() or 1))
     options = ("-q", "-W", "ignore", "-n", workers)
     code, output = run(sys.executable, "-m", "pytest", *options, "tests/python")
     passed = re.search(r"(\d+) passed", output)
