@@ -16,18 +16,22 @@
 //
 // An op that the user wrote as a task is a group of its own, at a level above that of the
 // previous such op.
+//
+// The ops of one level and group are one task, or several parts if they use much host
+// memory.
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/map.h"
 #include "base/str.h"
+#include "partition/host_parts.h"
 #include "partition/partitioner.h"
 #include "task/ids.h"
 
 // An op outside the loops that runs. `order` is its position in p->outer; `group` is
 // JPP_NONE if it is remade.
 typedef struct placed_op {
-  uint32_t op, phase, group, level, order;
+  uint32_t op, phase, group, level, part, order;
 } placed_op_t;
 
 typedef struct leveler {
@@ -283,11 +287,47 @@ static int compare_tasks(const void* a, const void* b) {
   if (x->phase != y->phase) return x->phase < y->phase ? -1 : 1;
   if (x->level != y->level) return x->level < y->level ? -1 : 1;
   if (x->group != y->group) return x->group < y->group ? -1 : 1;
+  if (x->part != y->part) return x->part < y->part ? -1 : 1;
   return x->order < y->order ? -1 : 1;
 }
 
 static bool same_task(const placed_op_t* a, const placed_op_t* b) {
-  return a->phase == b->phase && a->level == b->level && a->group == b->group;
+  return a->phase == b->phase && a->level == b->level && a->group == b->group &&
+         a->part == b->part;
+}
+
+static size_t end_of_task(const leveler_t* l, size_t begin) {
+  size_t end = begin + 1;
+  while (end < l->placed.count &&
+         same_task(&l->placed.data[begin], &l->placed.data[end])) {
+    ++end;
+  }
+  return end;
+}
+
+// Sorts the placed ops by task.
+static void sort_placed(leveler_t* l) {
+  placed_op_t* ops = l->placed.data;
+  qsort(ops, l->placed.count, sizeof(*ops), compare_tasks);
+  for (uint32_t i = 0; i < l->placed.count; ++i) l->at[ops[i].op] = i;
+}
+
+static jpp_status_t* divide_tasks(leveler_t* l) {
+  jpp_partitioner_t* p = l->p;
+  uint32_t *ops = NULL, *parts = NULL, *positions = NULL;
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&p->scratch, l->placed.count, &ops));
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&p->scratch, l->placed.count, &parts));
+  JPP_RETURN_IF_ERROR(jpp__ids_create(&p->scratch, p->ops.count, &positions));
+  for (size_t begin = 0, end = 0; begin < l->placed.count; begin = end) {
+    end = end_of_task(l, begin);
+    placed_op_t* task = &l->placed.data[begin];
+    uint32_t count = (uint32_t)(end - begin);
+    if (l->remade[task->op]) continue;
+    for (uint32_t i = 0; i < count; ++i) ops[i] = task[i].op;
+    JPP_RETURN_IF_ERROR(jpp__partition_divide_for_host(p, ops, count, positions, parts));
+    for (uint32_t i = 0; i < count; ++i) task[i].part = parts[i];
+  }
+  return NULL;
 }
 
 static void append_outer_name(const leveler_t* l, const jpp_task_t* task,
@@ -401,16 +441,16 @@ static jpp_status_t* make_outer_tasks(leveler_t* l) {
   JPP_RETURN_IF_ERROR(number_groups(l));
   JPP_RETURN_IF_ERROR(find_remade(l));
   JPP_RETURN_IF_ERROR(choose_levels(l));
-  placed_op_t* ops = l->placed.data;
-  size_t count = l->placed.count;
-  qsort(ops, count, sizeof(*ops), compare_tasks);
-  for (uint32_t i = 0; i < count; ++i) l->at[ops[i].op] = i;
+  sort_placed(l);
+  JPP_RETURN_IF_ERROR(divide_tasks(l));
+  sort_placed(l);
+  const placed_op_t* ops = l->placed.data;
   for (size_t t = 0; t < p->tasks.count; ++t) {
     JPP_RETURN_IF_ERROR(note_name(l, p->tasks.data[t].name));
   }
   uint32_t phase = 0;
-  for (size_t begin = 0, end = 0; begin < count; begin = end) {
-    while (end < count && same_task(&ops[begin], &ops[end])) ++end;
+  for (size_t begin = 0, end = 0; begin < l->placed.count; begin = end) {
+    end = end_of_task(l, begin);
     if (ops[begin].phase != phase) {
       phase = ops[begin].phase;
       memset(l->tasks_of_rank, 0, ranks * sizeof(*l->tasks_of_rank));

@@ -11,7 +11,8 @@ const char* const kGraphs[] = {
     "tasks",       "dropout",   "effects",     "empty_stage", "forward",  "frozen",
     "interleaved", "layers",    "mlp2",        "mlp4",        "no_stage", "once",
     "one_stage",   "partial",   "passthrough", "shared3",     "skip",     "tied",
-    "rolled",      "tied_cast", "two_loops",   "unmarked",    "host",     NULL,
+    "rolled",      "tied_cast", "two_loops",   "unmarked",    "host",     "host_update",
+    NULL,
 };
 
 char* graph_text(const char* name) {
@@ -55,6 +56,8 @@ static jpp_status_t* count_4_kib(void* context, const jpp_staged_t* staged,
   return NULL;
 }
 
+static const bool kAllRanks[] = {true, true, true, true, true, true, true, true};
+
 jpp_status_t* plan_scheduled(planned_t* planned, uint32_t slots) {
   jpp_loop_schedule_t loops[PLAN_MAX_LOOPS] = {0};
   for (uint32_t i = 0; i < planned->graph->num_loops; ++i) {
@@ -64,7 +67,7 @@ jpp_status_t* plan_scheduled(planned_t* planned, uint32_t slots) {
   jpp_plan_options_t options = {.struct_size = sizeof(options),
                                 .ranks = planned->ranks,
                                 .loops = loops,
-                                .offload = planned->offload,
+                                .offload = planned->offload ? kAllRanks : NULL,
                                 .measure = planned->offload ? count_4_kib : NULL,
                                 .channel_slots = slots};
   return plan_with(planned, &options);

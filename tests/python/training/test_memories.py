@@ -112,6 +112,44 @@ def bytes_of(tree: Any) -> int:
     return sum(leaf.nbytes for leaf in jax.tree.leaves(tree))
 
 
+def heavy_mlp() -> Problem:
+    """Two ranks with two weights of 1 MiB each, clipped gradients, and a weight decay that
+    takes them all."""
+    keys = jax.random.split(jax.random.key(0), 4)
+    params = [jax.random.normal(key, (512, 512)) / 512**0.5 for key in keys]
+
+    def loss(params: Any, mb: Any, i: Any, mark: Any) -> Any:
+        x = mb["x"]
+        for k, w in enumerate(params):
+            x = jnp.tanh(x @ w)
+            x = mark(x) if k % 2 else x
+        return models.mse(x, mb["y"]), ()
+
+    x, y = (jax.random.normal(key, (2, 4, 512)) for key in keys[:2])
+    optimizer = optax.chain(optax.clip_by_global_norm(0.1), optax.adamw(1e-2))
+    return Problem(loss, params, {"x": x, "y": y}, optimizer)
+
+
+@pytest.mark.parametrize("axes", [{}, {"data": 2}], ids=["1-device", "2-devices"])
+def test_an_update_moves_its_state_in_parts(axes: dict[str, int]) -> None:
+    """The state of one weight is on the devices at a time, and the step trains as one whose
+    state stays there."""
+    problem, mesh = heavy_mlp(), mesh_of(2, axes)
+    step, mib = pipelined_step(problem, jaxpp.Std1F1B(2)), 1 << 20
+    state = problem.optimizer.init(problem.params)
+    args = (copied(problem.params), jax.device_put(state, on_host(mesh)), problem.batch)
+    hosted = jaxpp.mpmd_jit_with_loop(step, mesh, donate_argnums=(0, 1))
+    for rank in hosted.lower(*args).cost_summary().ranks:
+        # Weights, gradients, and two moments of one weight; all moments are 4 MiB.
+        assert 6 * mib <= rank.peak_bytes < 6.1 * mib
+        assert 4 * mib <= rank.peak_host_bytes < 4.1 * mib
+    device = jaxpp.mpmd_jit_with_loop(step, mesh, donate_argnums=(0, 1))
+    expected = train(device, problem, copied(state))
+    found = train(hosted, problem, args[1])
+    assert kinds_of(found[1]) == {"pinned_host"}
+    assert_close(found, expected, 1e-4, "parameters, state and losses")
+
+
 def wide_mlp() -> Problem:
     """An MLP whose activations are larger than its weights."""
     problem = adam(models.mlp([1, 1], 4))
