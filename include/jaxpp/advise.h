@@ -50,7 +50,8 @@ typedef struct jpp_advise_search {
   // of the bytes of values on a device.
   const jpp_plan_t* like;
   const jpp_memory_limits_t* limits;  // NULL: none
-  bool offload;                       // as in jpp_plan_options_t
+  const bool* offload;                // this and the next: as in jpp_plan_options_t
+  const jpp_memory_limits_t* offload_over;
 } jpp_advise_search_t;
 
 // jpp_schedule_search() with limits on everything that the step keeps: it plans each

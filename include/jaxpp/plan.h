@@ -45,9 +45,12 @@ typedef struct jpp_plan_options {
   // [graph->num_loops]; NULL: the schedules that the graph names.
   const jpp_loop_schedule_t* loops;
   bool fuse_steady_state;  // as in jpp_schedule_params_t
-  // Activations of 4 KiB or more on a device wait in pinned host memory between the
-  // forward and the backward of a stage, except for the last stage.
-  bool offload;
+  // [ranks] whose activations of 4 KiB or more on a device wait in pinned host memory
+  // between the forward and the backward of a stage, except for the last stage; NULL:
+  // none.
+  const bool* offload;
+  // Further ranks do so if their devices exceed these limits; NULL: none.
+  const jpp_memory_limits_t* offload_over;
   uint32_t channel_slots;  // minimum for each channel; 0: 2
   // Called once the partition is known: out_bytes holds the bytes of every value on one
   // device according to the types' shards, [staged->num_values], which the callback may
@@ -63,7 +66,7 @@ typedef struct jpp_plan_options {
 typedef struct jpp_planned {
   const jpp_graph_t* graph;  // borrowed
   uint32_t ranks;
-  bool offload;                            // as in the options
+  const bool* offload;                     // [ranks] that offload activations
   const jpp_schedule_t* const* schedules;  // [graph->num_loops]
   const jpp_staged_t* staged;
   const jpp_plan_t* plan;

@@ -545,7 +545,7 @@ class Plan:
         schedules: Sequence[Schedule],
         memory_limits: _Limits | None,
         measure: _Callable[[Staged], Sequence[int] | None] | None,
-        offload: bool,
+        offload: bool | None,
         /,
     ) -> Plan: ...
     @staticmethod
@@ -563,7 +563,7 @@ class Plan:
         costs: Sequence[_Costs],
         memory_limits: _Limits | None,
         seconds: float,
-        offload: bool,
+        offload: bool | None,
         /,
     ) -> SearchResult: ...
     def predict(

@@ -500,7 +500,7 @@ def mpmd_jit_with_loop(
         a memory limit that cannot hold them until the loop's end, "step" becomes "use".
       offload: whether activations wait in pinned host memory from the forward of a stage to its
         backward, except those of the last stage, whose backward comes next, and those of less
-        than 4 KiB. None: if a memory limit of the devices cannot hold them.
+        than 4 KiB. None: on ranks whose memory limit cannot hold them.
       use_pgle: accepted for compatibility and ignored: no task is recompiled
         from a profile.
 

@@ -50,6 +50,7 @@ jpp_status_t* jpp__candidates_plan(const jpp_candidates_t* candidates,
                                 .ranks = candidates->ranks,
                                 .loops = sources,
                                 .offload = candidates->offload,
+                                .offload_over = candidates->offload_over,
                                 .measure = measure_values,
                                 .context = (void*)candidates,
                                 .last = JPP_PART_PROGRAM};
@@ -65,11 +66,7 @@ bool jpp__candidates_fit(jpp_candidates_t* candidates, const jpp_plan_t* plan,
   *out_peak = 0;
   for (uint32_t first = jpp__limits_next_first(limits, plan->ranks, JPP_NONE);
        first != JPP_NONE; first = jpp__limits_next_first(limits, plan->ranks, first)) {
-    uint64_t peak = 0;
-    for (uint32_t r = first; r != JPP_NONE;
-         r = jpp__limits_next_sharer(limits, plan->ranks, r)) {
-      peak += plan->programs[r].peak_bytes;
-    }
+    uint64_t peak = jpp__limits_peak(limits, plan, first);
     if (peak > limits->bytes[first]) fits = false;
     if (peak > *out_peak) *out_peak = peak;
   }

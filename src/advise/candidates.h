@@ -9,7 +9,8 @@
 typedef struct jpp_candidates {
   const jpp_graph_t* graph;
   uint32_t ranks;
-  bool offload;  // activations; false at first
+  const bool* offload;  // this and the next: as in jpp_plan_options_t; NULL at first
+  const jpp_memory_limits_t* offload_over;
   const jpp_memory_limits_t* limits;
   // [graph values] on one device; 0: unknown.
   uint64_t* origin_bytes;

@@ -65,6 +65,7 @@ static jpp_status_t* search_under_limits(const jpp_advise_search_t* step, accept
   JPP_RETURN_IF_ERROR(
       jpp__candidates_init(&a->candidates, step->graph, step->like, step->limits));
   a->candidates.offload = step->offload;
+  a->candidates.offload_over = step->offload_over;
   JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(loops, &a->schedules));
   for (uint32_t l = 0; l < loops; ++l) a->schedules[l] = step->schedules[l];
   jpp_search_options_t under_limits = *a->options;

@@ -167,6 +167,10 @@ uint32_t jpp__limits_next_first(const jpp_memory_limits_t* limits, uint32_t rank
 uint32_t jpp__limits_next_sharer(const jpp_memory_limits_t* limits, uint32_t ranks,
                                  uint32_t rank);
 
+// The sum of the peaks of `first` and of the ranks on the same devices.
+uint64_t jpp__limits_peak(const jpp_memory_limits_t* limits, const jpp_plan_t* plan,
+                          uint32_t first);
+
 // Ranks that exceed a limit.
 typedef struct jpp_excess {
   uint32_t first;    // the first of the ranks that share the devices

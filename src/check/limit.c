@@ -28,6 +28,16 @@ uint32_t jpp__limits_next_first(const jpp_memory_limits_t* limits, uint32_t rank
   return JPP_NONE;
 }
 
+uint64_t jpp__limits_peak(const jpp_memory_limits_t* limits, const jpp_plan_t* plan,
+                          uint32_t first) {
+  uint64_t peak = 0;
+  for (uint32_t r = first; r != JPP_NONE;
+       r = jpp__limits_next_sharer(limits, plan->ranks, r)) {
+    peak += plan->programs[r].peak_bytes;
+  }
+  return peak;
+}
+
 // --- The largest excess ---------------------------------------------------------------
 
 static jpp_excess_t add_peaks(const jpp_check_report_t* report,

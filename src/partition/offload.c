@@ -41,12 +41,14 @@ static void offload_values(const offload_t* o, uint32_t loop, uint32_t stage,
   }
 }
 
-void jpp__staged_offload(jpp_staged_t* staged, const uint64_t* value_bytes) {
+void jpp__staged_offload(jpp_staged_t* staged, const bool* ranks,
+                         const uint64_t* value_bytes) {
   offload_t o = {.staged = staged, .value_bytes = value_bytes};
   for (uint32_t l = 0; l < staged->graph->num_loops; ++l) {
     const jpp_staged_loop_t* loop = &staged->loops[l];
     if (!loop->has_backward) continue;
     for (uint32_t s = 0; s + 1 < loop->stages; ++s) {
+      if (!ranks[loop->stage_rank[s]]) continue;
       for (uint32_t t = loop->forward[s]; t != JPP_NONE; t = staged->tasks[t].next_part) {
         const jpp_task_t* task = &staged->tasks[t];
         offload_values(&o, l, s, task->inputs, task->num_inputs);

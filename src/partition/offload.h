@@ -5,11 +5,13 @@
 
 #include "jaxpp/partition.h"
 
-// Puts into pinned host memory what both a stage's forward has (takes or makes) and its
-// backward takes, once a microbatch and at least 4 KiB on a device. The backward of the
-// last stage follows its forward at once, so its activations stay. `value_bytes`:
-// [num_values] of each value on one device.
-void jpp__staged_offload(jpp_staged_t* staged, const uint64_t* value_bytes);
+// Puts into pinned host memory, for stages of the ranks in `ranks`, what both a stage's
+// forward has (takes or makes) and its backward takes, once a microbatch and at least
+// 4 KiB on a device. The backward of the last stage follows its forward at once, so its
+// activations stay. `ranks`: [ranks]; `value_bytes`: [num_values] of each value on one
+// device.
+void jpp__staged_offload(jpp_staged_t* staged, const bool* ranks,
+                         const uint64_t* value_bytes);
 
 // Whether the backward of a stage, or one of its parts, takes the value. The loop has a
 // backward.

@@ -5,6 +5,7 @@
 #include "base/alloc.h"
 #include "base/null.h"
 #include "base/struct_size.h"
+#include "check/checker.h"
 #include "partition/offload.h"
 
 typedef struct planned_storage {
@@ -12,6 +13,8 @@ typedef struct planned_storage {
   jpp_schedule_t** made;  // [loops] NULL: the caller owns that schedule
   const jpp_schedule_t** schedules;
   jpp_staged_t* staged;
+  uint64_t* value_bytes;  // [staged->num_values] on one device
+  bool* offload;          // [ranks]
   jpp_plan_t* plan;
   jpp_check_report_t* report;
 } planned_storage_t;
@@ -98,24 +101,55 @@ static jpp_status_t* partition_graph(planned_storage_t* storage) {
   return status;
 }
 
+static jpp_status_t* measure_values(const jpp_plan_options_t* options,
+                                    planned_storage_t* storage) {
+  const jpp_staged_t* staged = storage->staged;
+  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(staged->num_values, &storage->value_bytes));
+  for (uint32_t v = 0; v < staged->num_values; ++v) {
+    storage->value_bytes[v] = jpp_value_device_bytes(&staged->values[v]);
+  }
+  if (!options->measure) return NULL;
+  return options->measure(options->context, staged, storage->value_bytes);
+}
+
 static jpp_status_t* build_program(const jpp_plan_options_t* options,
                                    planned_storage_t* storage) {
-  const jpp_staged_t* staged = storage->staged;
   jpp_program_options_t program = {.struct_size = sizeof(program),
                                    .schedules = storage->planned.schedules,
-                                   .channel_slots = options->channel_slots};
-  uint64_t* bytes = NULL;
-  jpp_status_t* status = NULL;
-  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(staged->num_values, &bytes));
-  for (uint32_t v = 0; v < staged->num_values; ++v) {
-    bytes[v] = jpp_value_device_bytes(&staged->values[v]);
+                                   .channel_slots = options->channel_slots,
+                                   .value_bytes = storage->value_bytes};
+  jpp__staged_offload(storage->staged, storage->offload, storage->value_bytes);
+  jpp_plan_destroy(storage->plan);
+  storage->plan = NULL;
+  return jpp_program_build(storage->staged, &program, &storage->plan);
+}
+
+// Adds the ranks over their limits to those that offload. Returns false if that adds
+// none.
+static bool offload_more(const jpp_memory_limits_t* limits, planned_storage_t* storage) {
+  uint32_t ranks = storage->plan->ranks;
+  bool more = false;
+  for (uint32_t first = jpp__limits_next_first(limits, ranks, JPP_NONE);
+       first != JPP_NONE; first = jpp__limits_next_first(limits, ranks, first)) {
+    if (jpp__limits_peak(limits, storage->plan, first) <= limits->bytes[first]) continue;
+    for (uint32_t r = first; r != JPP_NONE;
+         r = jpp__limits_next_sharer(limits, ranks, r)) {
+      more = more || !storage->offload[r];
+      storage->offload[r] = true;
+    }
   }
-  program.value_bytes = bytes;
-  if (options->measure) status = options->measure(options->context, staged, bytes);
-  if (!status && options->offload) jpp__staged_offload(storage->staged, bytes);
-  if (!status) status = jpp_program_build(staged, &program, &storage->plan);
-  jpp_free(bytes);
-  return status;
+  return more;
+}
+
+static jpp_status_t* build_programs(const jpp_plan_options_t* options,
+                                    planned_storage_t* storage) {
+  JPP_RETURN_IF_ERROR(measure_values(options, storage));
+  JPP_RETURN_IF_ERROR(build_program(options, storage));
+  while (options->offload_over && offload_more(options->offload_over, storage)) {
+    JPP_RETURN_IF_ERROR(build_program(options, storage));
+  }
+  storage->planned.plan = storage->plan;
+  return NULL;
 }
 
 // --- All parts ------------------------------------------------------------------------
@@ -129,14 +163,17 @@ static jpp_status_t* make_parts(const jpp_plan_options_t* options,
     return jpp_status_make(JPP_INVALID_ARGUMENT,
                            "neither the graph nor the options give the number of ranks");
   }
+  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(planned->ranks, &storage->offload));
+  planned->offload = storage->offload;
+  for (uint32_t r = 0; r < planned->ranks && options->offload; ++r) {
+    storage->offload[r] = options->offload[r];
+  }
   JPP_RETURN_IF_ERROR(choose_schedules(options, storage));
   if (last < JPP_PART_PARTITION) return NULL;
   JPP_RETURN_IF_ERROR(partition_graph(storage));
   planned->staged = storage->staged;
-  planned->offload = options->offload;
   if (last < JPP_PART_PROGRAM) return NULL;
-  JPP_RETURN_IF_ERROR(build_program(options, storage));
-  planned->plan = storage->plan;
+  JPP_RETURN_IF_ERROR(build_programs(options, storage));
   if (last < JPP_PART_CHECK) return NULL;
   JPP_RETURN_IF_ERROR(jpp_check_plan(storage->plan, &storage->report));
   planned->report = storage->report;
@@ -169,6 +206,8 @@ void jpp_planned_destroy(jpp_planned_t* planned) {
   jpp_check_report_destroy(storage->report);
   jpp_plan_destroy(storage->plan);
   jpp_staged_destroy(storage->staged);
+  jpp_free(storage->value_bytes);
+  jpp_free(storage->offload);
   for (uint32_t l = 0; storage->made && l < planned->graph->num_loops; ++l) {
     jpp_schedule_destroy(storage->made[l]);
   }

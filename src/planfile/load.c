@@ -311,26 +311,39 @@ static jpp_status_t* give_bytes(void* context, const jpp_staged_t* staged,
   return NULL;
 }
 
+static jpp_status_t* get_offload(const reader_t* r, uint32_t ranks, bool** out_offload) {
+  const json_t* list = NULL;
+  uint32_t count = 0;
+  JPP_RETURN_IF_ERROR(get_array(r, r->header, "offload", &list, &count));
+  if (count != ranks) return malformed(r, "offload", "one for each rank");
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&r->storage->arena, ranks, out_offload));
+  for (uint32_t k = 0; k < count; ++k) {
+    (*out_offload)[k] = json_is_true(json_array_get(list, k));
+  }
+  return NULL;
+}
+
 static jpp_status_t* plan_again(const reader_t* r, measured_t* measured) {
   storage_t* storage = r->storage;
   jpp_planfile_contents_t* contents = &storage->file.contents;
   jpp_loop_schedule_t* loops = NULL;
+  bool* offload = NULL;
   uint32_t ranks = 0;
   JPP_RETURN_IF_ERROR(get_u32(r, r->header, "ranks", &ranks));
+  JPP_RETURN_IF_ERROR(get_offload(r, ranks, &offload));
   JPP_RETURN_IF_ERROR(
       JPP_ARENA_ARRAY(&storage->arena, storage->graph->num_loops, &loops));
   for (uint32_t l = 0; l < storage->graph->num_loops; ++l) {
     loops[l] = (jpp_loop_schedule_t){.struct_size = sizeof(*loops),
                                      .given = storage->schedules[l]};
   }
-  jpp_plan_options_t options = {
-      .struct_size = sizeof(options),
-      .ranks = ranks,
-      .offload = json_is_true(json_object_get(r->header, "offload")),
-      .loops = loops,
-      .channel_slots = contents->channel_slots,
-      .measure = give_bytes,
-      .context = measured};
+  jpp_plan_options_t options = {.struct_size = sizeof(options),
+                                .ranks = ranks,
+                                .offload = offload,
+                                .loops = loops,
+                                .channel_slots = contents->channel_slots,
+                                .measure = give_bytes,
+                                .context = measured};
   JPP_RETURN_IF_ERROR_IN(jpp_plan_graph(storage->graph, &options, &storage->planned),
                          "plan file %s", r->path);
   contents->planned = storage->planned;

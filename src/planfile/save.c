@@ -125,6 +125,14 @@ static json_t* axes_to_json(const jpp_planfile_contents_t* contents) {
       jpp__json_ids(contents->axis_sizes, contents->planned->ranks * contents->num_axes));
 }
 
+static json_t* offload_to_json(const jpp_planned_t* planned) {
+  json_t* list = json_array();
+  for (uint32_t r = 0; r < planned->ranks; ++r) {
+    jpp__json_append(&list, json_boolean(planned->offload[r]));
+  }
+  return list;
+}
+
 // NULL if memory ran out.
 static json_t* header_to_json(const draft_t* draft) {
   const jpp_planfile_contents_t* contents = draft->contents;
@@ -132,12 +140,12 @@ static json_t* header_to_json(const draft_t* draft) {
   // -1 as JPP_NONE.
   const uint32_t* device_ids = (const uint32_t*)contents->device_ids;
   json_t* ids = ids_to_json(device_ids, planned->ranks * contents->devices_per_rank);
-  return json_pack("{so so so sI sb sI so so sI sI so so so sI sI sb sI so so sI}",     //
+  return json_pack("{so so so sI so sI so so sI sI so so so sI sI sb sI so so sI}",     //
                    "name", jpp__json_text(planned->graph->name),                        //
                    "platform", jpp__json_text(contents->platform),                      //
                    "format", jpp__json_text(contents->format),                          //
                    "ranks", (json_int_t)planned->ranks,                                 //
-                   "offload", planned->offload,                                         //
+                   "offload", offload_to_json(planned),                                 //
                    "devices_per_rank", (json_int_t)contents->devices_per_rank,          //
                    "device_ids", ids,                                                   //
                    "axes", axes_to_json(contents),                                      //

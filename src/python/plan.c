@@ -122,25 +122,44 @@ static bool make_plan(jpp_py_plan_t* self, jpp_plan_options_t* options,
   return jpp_py_check(status);
 }
 
+// True: all ranks; False, and None for those over their limits: NULL.
+static bool read_offload(PyObject* offload, uint32_t ranks, bool** out_ranks) {
+  *out_ranks = NULL;
+  if (offload != Py_None && !PyBool_Check(offload)) {
+    PyErr_Format(PyExc_TypeError, "expected True, False or None, found %.100R", offload);
+    return false;
+  }
+  if (offload != Py_True) return true;
+  if (!jpp_py_check(JPP_ALLOC_ARRAY(ranks, out_ranks))) return false;
+  memset(*out_ranks, true, ranks * sizeof(**out_ranks));
+  return true;
+}
+
 // Reads the tables that the options point to, and frees them again.
 static bool plan_with(jpp_py_plan_t* self, PyObject* schedules, PyObject* memory_limits,
-                      PyObject* measure, bool offload, jpp_plan_part_t last) {
+                      PyObject* measure, PyObject* offload, jpp_plan_part_t last) {
   const jpp_graph_t* graph = ((jpp_py_graph_t*)self->graph)->graph;
   const jpp_schedule_t** table = NULL;
   jpp_loop_schedule_t* loops = NULL;
+  bool* offload_ranks = NULL;
   py_limits_t limits = {0};
   self->schedules = jpp_py_read_schedules(schedules, graph->num_loops, &table);
   bool ok = self->schedules && read_limits(memory_limits, graph->ranks, &limits) &&
+            read_offload(offload, graph->ranks, &offload_ranks) &&
             jpp_py_check(JPP_ALLOC_ARRAY(graph->num_loops, &loops));
   for (uint32_t l = 0; ok && l < graph->num_loops; ++l) {
     loops[l] = (jpp_loop_schedule_t){.struct_size = sizeof(*loops), .given = table[l]};
   }
-  jpp_plan_options_t options = {
-      .struct_size = sizeof(options), .loops = loops, .offload = offload, .last = last};
+  jpp_plan_options_t options = {.struct_size = sizeof(options),
+                                .loops = loops,
+                                .offload = offload_ranks,
+                                .offload_over = offload == Py_None ? limits.given : NULL,
+                                .last = last};
   measuring_t measuring = {.measure = measure};
   ok = ok && make_plan(self, &options, limits.given, &measuring);
   jpp_free(table);
   jpp_free(loops);
+  jpp_free(offload_ranks);
   free_limits(&limits);
   return ok;
 }
@@ -148,8 +167,8 @@ static bool plan_with(jpp_py_plan_t* self, PyObject* schedules, PyObject* memory
 static PyObject* plan_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   if (!jpp_py_refuse_keywords(kwargs)) return NULL;
   PyObject *graph = NULL, *schedules = NULL, *memory_limits = NULL, *measure = NULL;
-  int offload = 0;
-  if (!PyArg_ParseTuple(args, "O!OOOp:Plan", jpp_py_types.graph, &graph, &schedules,
+  PyObject* offload = NULL;
+  if (!PyArg_ParseTuple(args, "O!OOOO:Plan", jpp_py_types.graph, &graph, &schedules,
                         &memory_limits, &measure, &offload)) {
     return NULL;
   }
@@ -181,7 +200,7 @@ static PyObject* plan_partition(PyObject* unused, PyObject* args) {
   if (!self) return NULL;
   self->graph = Py_NewRef(graph);
   PyObject* staged = NULL;
-  if (plan_with(self, schedules, Py_None, Py_None, false, JPP_PART_PARTITION)) {
+  if (plan_with(self, schedules, Py_None, Py_None, Py_False, JPP_PART_PARTITION)) {
     staged = jpp_py_staged_new(self->planned->staged);
   }
   if (staged) ((jpp_py_staged_t*)staged)->plan = Py_NewRef((PyObject*)self);
@@ -460,23 +479,28 @@ static PyObject* plan_search(PyObject* object, PyObject* args) {
   PyObject *graph = NULL, *list = NULL, *costs = NULL, *limits = NULL;
   jpp_advise_search_t step = {.like = plan_of(object)};
   double seconds = 0;
-  int offload = 0;
-  if (!PyArg_ParseTuple(args, "O!O&OOOdp", jpp_py_types.graph, &graph,
+  PyObject* offload = NULL;
+  if (!PyArg_ParseTuple(args, "O!O&OOOdO", jpp_py_types.graph, &graph,
                         jpp_py_u32_converter, &step.loop, &list, &costs, &limits,
                         &seconds, &offload)) {
     return NULL;
   }
-  step.offload = offload;
   step.graph = ((jpp_py_graph_t*)graph)->graph;
   if (!check_like(&step)) return NULL;
   const jpp_schedule_t** schedules = NULL;
   py_limits_t bounds = {0};
   PyObject* kept = jpp_py_read_schedules(list, step.graph->num_loops, &schedules);
   step.schedules = schedules;
-  bool ok = kept && check_ranks(&step) && read_limits(limits, step.like->ranks, &bounds);
+  bool* offload_ranks = NULL;
+  bool ok = kept && check_ranks(&step) &&
+            read_limits(limits, step.like->ranks, &bounds) &&
+            read_offload(offload, step.like->ranks, &offload_ranks);
   step.limits = bounds.given;
+  step.offload = offload_ranks;
+  step.offload_over = offload == Py_None ? bounds.given : NULL;
   PyObject* found = ok ? search_for_loop(&step, costs, seconds) : NULL;
   jpp_free(schedules);
+  jpp_free(offload_ranks);
   free_limits(&bounds);
   Py_XDECREF(kept);
   return found;
@@ -592,7 +616,8 @@ static PyType_Slot kSlots[] = {
      "The proved programs of all ranks. `memory_limits`: None, or (bytes for each rank, "
      "the group of devices of each rank, whose needs add up, or None). `measure`, if not "
      "None, is called with the Staged and gives the bytes of "
-     "every value on one device, or None."},
+     "every value on one device, or None. `offload`: whether activations wait in host "
+     "memory; None: on ranks over their limits."},
     {Py_tp_new, (void*)plan_new},
     {Py_tp_dealloc, (void*)plan_dealloc},
     {Py_tp_methods, kMethods},

@@ -172,16 +172,18 @@ def shared_cores(mesh: MpmdMesh) -> str:
 _T = TypeVar("_T")
 
 
-def offloaded_if_needed(plan: Callable[[bool], _T], offload: bool | None) -> tuple[_T, bool]:
+def offloaded_if_needed(
+    plan: Callable[[bool | None], _T], offload: bool | None
+) -> tuple[_T, bool]:
     """What `plan` returns without or with offloading, and which it was. `offload` is the step's
-    option; None: with offloading only if memory does not suffice without."""
+    option; None: only if memory does not suffice without, and on ranks over their limits."""
     try:
         return plan(bool(offload)), bool(offload)
     except JaxppError as error:
         if error.code != "out-of-memory" or offload is not None:
             raise
         try:
-            return plan(True), True
+            return plan(None), True
         except JaxppError:
             raise error from None
 

@@ -264,7 +264,7 @@ class _TracedCall:
         donated: list[bool],
         memory_limits: MemoryLimits | None,
         reduce_once: bool,
-        offload: bool,
+        offload: bool | None,
         gathers: dict[int, Gather] | None = None,
         batch_axes: Sequence[str] = (),
     ) -> Traced:
@@ -517,7 +517,7 @@ def _plan_gathered(
     donated: list[bool],
     next_args: list[int],
     options: Options,
-    offload: bool,
+    offload: bool | None,
 ) -> Traced:
     """Plans a step whose sharded weights are gathered as the options say."""
     limits, once = options.memory_limits, options.reduce_once
@@ -605,7 +605,7 @@ def trace_step(
         graph, draft.given, options.mesh, limits, options.offload, run_trial
     )
 
-    def plan_within_limits(offload: bool) -> Traced:
+    def plan_within_limits(offload: bool | None) -> Traced:
         parts = (traced_call, graph, schedules, draft.donated, draft.next_args, options)
         found = _plan_gathered(*parts, offload)
         found.plan.check_host_limit(options.host_limits)

@@ -1,6 +1,7 @@
 // Which values make up the live bytes after each instruction, and how memory limits are
 // checked.
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/alloc.h"
 #include "golden.h"
@@ -209,10 +210,62 @@ static void test_the_curve_has_pinned_host(void** state) {
   plan_free(&planned);
 }
 
+static jpp_status_t* count_1_mib(void* context, const jpp_staged_t* staged,
+                                 uint64_t* out_bytes) {
+  (void)context;
+  for (uint32_t v = 0; v < staged->num_values; ++v) out_bytes[v] = 1 << 20;
+  return NULL;
+}
+
+static void assert_offload(const jpp_planned_t* planned, const bool* ranks) {
+  for (uint32_t r = 0; r < planned->ranks; ++r) {
+    assert_int_equal(planned->offload[r], ranks[r]);
+    assert_int_equal(planned->report->actors[r].peak_host_bytes > 0, ranks[r]);
+  }
+}
+
+// Ranks over their limits move activations to the host; the others keep theirs, and so
+// their peaks.
+static void test_ranks_over_their_limits_offload(void** state) {
+  (void)state;
+  char* text = graph_text("mlp4");
+  jpp_graph_t* graph = NULL;
+  jpp_planned_t *kept = NULL, *planned = NULL;
+  ASSERT_OK(jpp_graph_parse(text, strlen(text), "mlp4", &graph));
+  jpp_plan_options_t options = {.struct_size = sizeof(options), .measure = count_1_mib};
+  ASSERT_OK(jpp_plan_graph(graph, &options, &kept));
+  uint64_t bytes[4];
+  for (uint32_t r = 0; r < 4; ++r) bytes[r] = kept->report->actors[r].peak_bytes;
+  jpp_memory_limits_t limits = {.bytes = bytes};
+  options.offload_over = &limits;
+  ASSERT_OK(jpp_plan_graph(graph, &options, &planned));
+  assert_offload(planned, (bool[]){false, false, false, false});
+  jpp_planned_destroy(planned);
+
+  --bytes[1];
+  ASSERT_OK(jpp_plan_graph(graph, &options, &planned));
+  assert_offload(planned, (bool[]){false, true, false, false});
+  ASSERT_OK(jpp_check_memory_limit(planned->report, &limits));
+  jpp_planned_destroy(planned);
+
+  static const uint32_t kShared[] = {0, 1, 1, 0};
+  limits.devices = kShared;
+  bytes[0] += bytes[3];
+  bytes[1] += bytes[2];
+  ASSERT_OK(jpp_plan_graph(graph, &options, &planned));
+  assert_offload(planned, (bool[]){false, true, true, false});
+  ASSERT_OK(jpp_check_memory_limit(planned->report, &limits));
+  jpp_planned_destroy(planned);
+  jpp_planned_destroy(kept);
+  jpp_graph_destroy(graph);
+  free(text);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_pinned_host_has_limits_of_its_own),
       cmocka_unit_test(test_the_curve_has_pinned_host),
+      cmocka_unit_test(test_ranks_over_their_limits_offload),
       cmocka_unit_test(test_curves_reach_the_peak),
       cmocka_unit_test(test_updated_weights_are_weights),
       cmocka_unit_test(test_casts_of_weights_are_weights),

@@ -66,7 +66,7 @@ static void expect_same(const jpp_planfile_contents_t* a,
   assert_int_equal(a->steps_in_flight, b->steps_in_flight);
   assert_int_equal(a->channel_slots, b->channel_slots);
   assert_int_equal(a->devices_per_rank, b->devices_per_rank);
-  assert_int_equal(a->planned->offload, b->planned->offload);
+  assert_memory_equal(a->planned->offload, b->planned->offload, a->planned->ranks);
   assert_int_equal(a->num_axes, b->num_axes);
   for (uint32_t i = 0; i < a->num_axes; ++i) {
     assert_string_equal(a->axis_names[i], b->axis_names[i]);
