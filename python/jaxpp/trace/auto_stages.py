@@ -32,7 +32,7 @@ from jaxpp.jax_internals.jaxprs import bind, drop_unused, scan_sizes, settings_o
 from jaxpp.jax_internals.lines import at_line_of
 from jaxpp.trace.marks import holds_marks, mark_stage_end
 from jaxpp.trace.splitting import inlined_call, is_plain_jit
-from jaxpp.trace.work import bytes_of, flops
+from jaxpp.trace.work import bytes_of, work
 
 __all__ = ["Cut", "auto_stages", "cutting"]
 
@@ -114,7 +114,7 @@ class _Function:
                 if eqn.effects:  # never part of another op
                     sources |= {-1, -2}
                 results = [self._new_value(v.aval, sources) for v in eqn.outvars]
-                self.ops.append(_Op(eqn, operands, results, flops(eqn)))
+                self.ops.append(_Op(eqn, operands, results, work(eqn)))
                 outs = [*results]
             env.update(zip(eqn.outvars, outs, strict=True))
         return [read(v) for v in jaxpr.outvars]
@@ -140,7 +140,7 @@ class _Function:
             given = [*operands[:consts], *state, *operands[consts + states :]]
             new = [self._new_value(v.aval, sources) for v in eqn.outvars[:states]]
             more = [self._new_value(v.aval, sources, length) for v in eqn.outvars[states:]]
-            cost = flops(eqn) / length
+            cost = work(eqn) / length
             self.ops.append(_Op(eqn, given, [*new, *more], cost, range(row, row + 1)))
             state = [*new]
             stacked.append(more)
@@ -161,7 +161,7 @@ class Cut:
 
     Attributes:
       num_stages: into how many stages.
-      times: of each op with work; None: its floating-point operations count instead.
+      times: of each op with work; None: `jaxpp.trace.work.work` counts instead.
       functions: how many such functions the trace has cut.
       costs, stages: of each op with work of the function that was cut last.
     """
@@ -315,8 +315,10 @@ def _run_in_stages(
 def auto_stages(fun: Callable[..., Any], num_stages: int | None = None) -> Callable[..., Any]:
     """A function that computes the same in `num_stages` pipeline stages of equal work.
 
-    Traces `fun` and puts stage marks (`mark_stage_end`) where the stage with the most
-    floating-point operations has as few as possible, and little is passed from stage to stage.
+    Traces `fun` and puts stage marks (`mark_stage_end`) where the stage with the most work has
+    as little as possible, and little is passed from stage to stage. An operation's work is the
+    larger of its floating-point operations and of those that the device could do while it
+    reads and writes memory.
     For functions that `treduce` runs, such as a loss, before they are differentiated. Skip
     connections, several inputs, heavy heads and scans over layers are cut as well; what is
     inside of `jax.checkpoint`, other loops and `custom_vjp` is not.
