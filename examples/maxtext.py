@@ -6,7 +6,6 @@ import sys
 from unittest.mock import patch
 
 sys.path.pop(0)  # this folder, in which "maxtext" is this file
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,10 +16,12 @@ from maxtext.trainers.pre_train import train
 from maxtext.utils import maxtext_utils, train_utils
 
 import jaxpp.api as jaxpp
+import jaxpp.orbax
 
 logging.set_verbosity(logging.INFO)  # MaxText logs the losses
 if "JAX_COORDINATOR_ADDRESS" in os.environ:
     jax.distributed.initialize()
+    jaxpp.orbax.register()
 keys = dict(argument.split("=", 1) for argument in sys.argv[2:])
 ranks = int(keys.pop("ici_pipeline_parallelism", 1))
 stages = ranks * int(keys.pop("num_pipeline_repeats", 1))

@@ -16,6 +16,11 @@ import jax
 import jax.numpy as jnp
 import orbax.checkpoint as ocp
 
+try:  # of orbax.checkpoint.v1, which has no public function for it
+    from orbax.checkpoint.experimental.v1._src.serialization import registration
+except ImportError:  # an orbax without it
+    registration = None
+
 from jaxpp.array import MpmdArray
 from jaxpp.errors import make_error
 from jaxpp.jax_internals.arrays import key_implementation
@@ -60,7 +65,7 @@ class _Pieces:
             piece
             for start, part in parts
             for one in part.addressable_shards
-            if one.replica_id == 0
+            if one.replica_id == 0 and (jax.process_index() == 0 or _is_of_job(array))
             for piece in _cut(one, axis, start, shard, part.shape + of_one)
         ] or [_Piece((slice(None),) * self.ndim, 1, jax.ShapeDtypeStruct(shard, self.dtype))]
 
@@ -139,10 +144,15 @@ class MpmdArrayHandler(ocp.type_handlers.ArrayHandler):  # type: ignore[misc]
 
 
 def _to_save(array: Any) -> Any:
-    sharding = getattr(array, "sharding", None)
-    if not isinstance(sharding, MpmdSharding) or jax.process_count() == 1:
+    if not isinstance(array, jax.Array) or jax.process_count() == 1:
         return array
-    return _Pieces(array)
+    return _Pieces(array) if _is_of_job(array) or array.is_fully_addressable else array
+
+
+def _is_of_job(array: jax.Array) -> bool:
+    """False: each process has an array of its own. Process 0 saves its one, as orbax does with
+    numpy arrays."""
+    return isinstance(array.sharding, MpmdSharding)
 
 
 def _to_read(arg: Any) -> Any:
@@ -176,7 +186,9 @@ def register() -> None:
     """Registers an orbax handler for the arrays of steps that span several processes.
 
     Call it once in every process, before creating a checkpointer. It changes neither what a
-    single process saves nor the format: checkpoints can be read without this package.
+    single process saves nor the format: checkpoints can be read without this package. Steps
+    can then be saved and restored with both of orbax's interfaces, `orbax.checkpoint` and
+    `orbax.checkpoint.v1`.
     """
     # Orbax keeps the types of PRNG keys there.
     store = getattr(
@@ -184,3 +196,16 @@ def register() -> None:
     )
     handler = MpmdArrayHandler(array_metadata_store=store)
     ocp.type_handlers.register_type_handler(jax.Array, handler, override=True)
+    if registration:
+        registration.get_array_handler = _handler_of_context
+
+
+def _handler_of_context(context: Any) -> MpmdArrayHandler:
+    """The handler that `orbax.checkpoint.v1` uses for arrays under its context."""
+    saving = context.array_options.saving
+    return MpmdArrayHandler(
+        primary_host=context.multiprocessing_options.primary_host,
+        enable_write_sharding_file=saving.enable_write_sharding_file,
+        array_metadata_store=saving.array_metadata_store,
+        callback=context.memory_options.serialization_status_callback,
+    )

@@ -10,6 +10,7 @@ import importlib.util
 import json
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 
@@ -108,15 +109,29 @@ def test_resumes_from_its_checkpoint(tmp_path: pathlib.Path) -> None:
     assert [*first, *rest] == straight
 
 
-def test_several_processes(tmp_path: pathlib.Path) -> None:
-    """A process for each rank; the first one's metrics are compared."""
-    plain = train_plain(tmp_path, 1, *LLAMA, f"steps={STEPS}")
-    script = tmp_path / "train"
+def train_launched(folder: pathlib.Path, *keys: str) -> list[float]:
+    """The losses of two ranks in a process each, as the first process writes them."""
+    script = folder / "train"
     script.write_text(
-        f'[ "$OMPI_COMM_WORLD_RANK" = 0 ] || set -- "$@" metrics_file={tmp_path / "others"}\n'
+        f'[ "$OMPI_COMM_WORLD_RANK" = 0 ] || set -- "$@" metrics_file={folder / "others"}\n'
         f'exec {sys.executable} {ROOT / "examples" / "maxtext.py"} "$@"\n'
     )
     command = str(pathlib.Path(sys.executable).with_name("jaxpp"))
     launch = [command, "launch", "-n", "2", "--", "sh", str(script)]
-    keys = [*LLAMA, f"steps={STEPS}", "ici_pipeline_parallelism=2"]
-    assert train(tmp_path, 1, launch, *keys) == pytest.approx(plain, rel=5e-7)
+    return train(folder, 1, launch, "ici_pipeline_parallelism=2", *keys)
+
+
+def test_several_processes(tmp_path: pathlib.Path) -> None:
+    plain = train_plain(tmp_path, 1, *LLAMA, f"steps={STEPS}")
+    assert train_launched(tmp_path, *LLAMA, f"steps={STEPS}") == pytest.approx(plain, rel=5e-7)
+
+
+def test_several_processes_resume(tmp_path: pathlib.Path) -> None:
+    """In two processes and in one."""
+    straight = train_launched(tmp_path, *LLAMA, f"steps={STEPS}")
+    keys = [*LLAMA, "enable_checkpointing=True", "async_checkpointing=False"]
+    first = train_launched(tmp_path, *keys, "steps=6")
+    shutil.copytree(tmp_path / "test", tmp_path / "copy" / "test")
+    assert [*first, *train_launched(tmp_path, *keys, f"steps={STEPS}")] == straight
+    rest = train_pipelined(tmp_path / "copy", 2, 1, *keys, f"steps={STEPS}")
+    assert [*first, *rest] == pytest.approx(straight, rel=5e-7)

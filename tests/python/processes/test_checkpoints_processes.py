@@ -107,6 +107,15 @@ def test_a_resumed_job_goes_on_as_the_straight_one(launch: Launch) -> None:
     assert launch("resume", 2, 2, 4) == straight
 
 
+def test_with_the_second_interface(launch: Launch, tmp_path: pathlib.Path) -> None:
+    launch("save_v1", 2, 1, 2)
+    device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    structs = jobs.structs_of(saved_state(), jax.tree.map(lambda _: device, saved_state()))
+    restored = ocp.v1.load(tmp_path / "checkpoints" / str(jobs.SAVED), structs)
+    assert bits(restored) == bits(saved_state())
+    assert launch("resume_v1", 2, 2, 4) == goes_on(saved_state(), 4)
+
+
 @pytest.mark.soak
 def test_keys_are_saved_as_keys(launch: Launch, tmp_path: pathlib.Path) -> None:
     """Keys held by all ranks and by one rank are restored here and in a job."""

@@ -245,6 +245,23 @@ def ways(ranks: int, folder: str) -> None:
     say("all the same")
 
 
+def run_v1(ranks: int, folder: str, last: int) -> None:
+    """Like run(), with orbax's second interface, as MaxText uses it."""
+    step, state, shardings = step_on(mesh_of_all(ranks))
+    v1 = ocp.v1
+    with v1.training.Checkpointer(folder) as checkpointer:
+        done = checkpointer.latest.step if checkpointer.latest else 0
+        if done:
+            state = checkpointer.load(done, structs_of(state, shardings))
+            say("goes on after", done)
+        for number, trained, lines in train(step, state, range(done + 1, last + 1)):
+            for line in lines:
+                say(line)
+            checkpointer.save(number, trained)
+    for line in described("state", trained):
+        say(line)
+
+
 JOBS: dict[str, Callable[[int, str], None]] = {
     "save": lambda ranks, folder: run(ranks, folder, SAVED),
     "resume": lambda ranks, folder: run(ranks, folder, STEPS),
@@ -252,6 +269,8 @@ JOBS: dict[str, Callable[[int, str], None]] = {
     "resume_keys": lambda ranks, folder: run(ranks, folder, STEPS, 1, dropout_on),
     "save_interleaved": lambda ranks, folder: run(ranks, folder, SAVED, 2),
     "resume_interleaved": lambda ranks, folder: run(ranks, folder, STEPS, 2),
+    "save_v1": lambda ranks, folder: run_v1(ranks, folder, SAVED),
+    "resume_v1": lambda ranks, folder: run_v1(ranks, folder, STEPS),
     "killed": killed,
     "ways": ways,
 }
