@@ -27,7 +27,7 @@ from jax.sharding import PartitionSpec as P
 import jaxpp.api as jaxpp
 import jaxpp.orbax
 import models
-from equality import Problem, pipelined_step, usual_specs
+from equality import Problem, compiler_options, pipelined_step, usual_specs
 from trainings import MICROBATCHES, described, local_ranks, mesh_of_all, say
 
 LAYERS = 4
@@ -66,7 +66,7 @@ def step_on(mesh: Any, stages_per_rank: int = 1) -> tuple[Callable[..., Any], An
     problem = problem_of(stages)
     interleaved = stages_per_rank > 1
     schedule = jaxpp.Interleaved1F1B(stages, ranks) if interleaved else jaxpp.Std1F1B(ranks)
-    options = {}
+    options = {"compiler_options": compiler_options()}
     if mesh.lowering_mesh().size > 1:
         options["in_specs"] = usual_specs(problem, mesh)
     step = jaxpp.mpmd_jit_with_loop(
@@ -108,7 +108,12 @@ def dropout_on(mesh: Any, stages_per_rank: int = 1) -> tuple[Callable[..., Any],
         next_key = jnp.vectorize(partial(jax.random.fold_in, data=1))
         return params, jax.tree.map(next_key, keys), total
 
-    step = jaxpp.mpmd_jit_with_loop(train_step, mpmd_mesh=mesh, donate_argnums=(0, 1))
+    step = jaxpp.mpmd_jit_with_loop(
+        train_step,
+        mpmd_mesh=mesh,
+        donate_argnums=(0, 1),
+        compiler_options=compiler_options(),
+    )
     params = jax.tree.map(np.asarray, models.weights(LAYERS))
     layers = [jax.random.split(jax.random.key(row), 600) for row in range(LAYERS)]
     keys = {"all": jax.random.key(7, impl="rbg"), "layers": layers}

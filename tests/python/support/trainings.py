@@ -20,7 +20,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 import jaxpp.api as jaxpp
 import models
-from equality import mesh_of, pipelined_step, usual_specs
+from equality import compiler_options, mesh_of, pipelined_step, usual_specs
 from jaxpp.placements import physical_array
 
 STEPS = 3
@@ -127,6 +127,7 @@ def train(name: str, mesh: Any, steps: int = STEPS) -> Iterator[str]:
         with_state_on_host(run) if name == "hosted" else run,
         mpmd_mesh=mesh,
         donate_argnums=(0, 1),
+        compiler_options=compiler_options(),
         **options,
     )
     params, state = problem.params, problem.optimizer.init(problem.params)
