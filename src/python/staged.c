@@ -63,6 +63,16 @@ static PyObject* ranks_to_list(const jpp_staged_t* staged, jpp_rank_set_t ranks)
   return list;
 }
 
+static PyObject* staged_fills_zeros(PyObject* object, PyObject* args) {
+  uint32_t task = 0;
+  if (!PyArg_ParseTuple(args, "O&", jpp_py_u32_converter, &task)) return NULL;
+  const jpp_staged_t* staged = staged_of(object);
+  if (!staged) return NULL;
+  if (task >= staged->num_tasks)
+    return PyErr_Format(PyExc_IndexError, "no task %u", task);
+  return PyBool_FromLong(jpp_staged_task_fills_zeros(staged, task));
+}
+
 static PyObject* place_value(const jpp_staged_t* staged,
                              const jpp_staged_value_t* value) {
   jpp_memory_t memory = staged->values[value->value].type.memory;
@@ -140,6 +150,9 @@ static PyMethodDef kMethods[] = {
     {"tasks", staged_tasks, METH_NOARGS,
      "tasks($self, /)\n--\n\nA list of StagedTask; its index is the task's id."},
     {"op", staged_op, METH_VARARGS, "op($self, id, /)\n--\n\nA StagedOp."},
+    {"fills_zeros", staged_fills_zeros, METH_VARARGS,
+     "fills_zeros($self, task, /)\n--\n\n"
+     "Whether the task only fills arrays with zeros."},
     {"args", staged_args, METH_NOARGS,
      "args($self, /)\n--\n\nA PlacedValue for every argument of the step."},
     {"outputs", staged_outputs, METH_NOARGS,

@@ -64,13 +64,20 @@ class Compiler:
         self.futures: dict[Any, concurrent.futures.Future[_core.Executable]] = {}
 
     def _submit(
-        self, pool: concurrent.futures.Executor, task: _core.StagedTask, donations: Any
+        self,
+        pool: concurrent.futures.Executor,
+        task: _core.StagedTask,
+        donations: Any,
+        fills_zeros: bool,
     ) -> concurrent.futures.Future[_core.Executable] | None:
         if not task.ops or not self.devices.has_rank(task.rank):
             self.made.add(task, None)
             return None
         lowered = self.code.lower(task, donations)
         self.made.add(task, lowered)
+        # The runtime copies zeros to such devices itself.
+        if fills_zeros and self.devices.platform == "cpu" and self.devices.rank_size == 1:
+            return None
         if lowered.callbacks and not has_callbacks(self.devices.client):
             raise make_error(
                 "unsupported",
@@ -115,14 +122,15 @@ class Compiler:
             raise explain(error, self.plan, task.rank, f"task {task.name}") from None
 
     def compile_all(self) -> list[_core.Executable | None]:
-        tasks = self.plan.staged().tasks()
+        staged = self.plan.staged()
+        tasks = staged.tasks()
         donations = self.plan.donations()
         _forget_unused()
         pool = concurrent.futures.ThreadPoolExecutor(max(2, os.cpu_count() or 1))
         try:
             found = [
-                self._submit(pool, task, row)
-                for task, row in zip(tasks, donations, strict=True)
+                self._submit(pool, task, row, staged.fills_zeros(number))
+                for number, (task, row) in enumerate(zip(tasks, donations, strict=True))
             ]
             executables = [
                 None if future is None else self._result(task, future)

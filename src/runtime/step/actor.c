@@ -69,8 +69,10 @@ static jpp_status_t* check_result_count(const jpp_actor_t* actor,
                                         const jpp_instr_t* instr) {
   jpp_runtime_t* runtime = actor->runtime;
   const jpp_task_t* task = &runtime->plan->staged->tasks[instr->target];
-  jpp_executable_t* executable = runtime->calls[instr->target].executable;
+  const jpp_task_call_t* call = &runtime->calls[instr->target];
+  jpp_executable_t* executable = call->executable;
   uint32_t results = 0;
+  if (call->zeros) return NULL;
   if (executable) {
     JPP_RETURN_IF_ERROR_IN(
         jpp_client_executable_result_count(runtime->client, executable, &results), "%s",
@@ -180,7 +182,8 @@ static jpp_status_t* resolve_instrs(jpp_actor_t* actor, bool* checked,
       JPP_RETURN_IF_ERROR_IN(check_result_count(actor, instr), "rank %u", program->rank);
       checked[instr->target] = true;
     }
-    if (run && !actor->runtime->calls[instr->target].executable) continue;
+    const jpp_task_call_t* call = run ? &actor->runtime->calls[instr->target] : NULL;
+    if (run && !call->executable && !call->zeros) continue;
     instrs[actor->num_instrs++] = resolve_instr(actor, i, memories);
     if (run) ++actor->num_runs;
   }

@@ -27,7 +27,8 @@ static void destroy_register(const jpp_actor_t* actor, uint32_t reg) {
   }
 }
 
-static jpp_status_t* execute_task(jpp_actor_t* actor, const jpp_actor_instr_t* instr) {
+static jpp_status_t* call_executable(const jpp_actor_t* actor,
+                                     const jpp_actor_instr_t* instr) {
   const jpp_task_call_t* call = instr->call;
   uint32_t devices = actor->runtime->devices_per_rank;
   for (uint32_t d = 0; d < actor->num_devices; ++d) {
@@ -47,7 +48,13 @@ static jpp_status_t* execute_task(jpp_actor_t* actor, const jpp_actor_instr_t* i
       .results = actor->results,
       .events =
           instr->num_results ? NULL : actor->step->events + (size_t)instr->run * devices};
-  JPP_RETURN_IF_ERROR(jpp_client_execute(actor->runtime->client, &execute));
+  return jpp_client_execute(actor->runtime->client, &execute);
+}
+
+static jpp_status_t* execute_task(jpp_actor_t* actor, const jpp_actor_instr_t* instr) {
+  const jpp_task_call_t* call = instr->call;
+  uint32_t devices = actor->runtime->devices_per_rank;
+  JPP_RETURN_IF_ERROR((call->zeros ? jpp__zeros_fill : call_executable)(actor, instr));
   keep_results(actor, instr);
   for (uint32_t i = 0; i < call->num_donated; ++i) {
     destroy_register(actor, instr->operands[call->donated[i]]);

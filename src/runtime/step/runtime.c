@@ -133,7 +133,7 @@ static jpp_status_t* resolve_calls(jpp_runtime_t* runtime,
   for (uint32_t t = 0; t < tasks; ++t) {
     JPP_RETURN_IF_ERROR(resolve_call(runtime, options, t));
   }
-  return NULL;
+  return jpp__zeros_resolve(runtime);
 }
 
 // Called on the thread that resets or closes the channel: the issuing thread, or the one
@@ -413,5 +413,6 @@ void jpp_runtime_destroy(jpp_runtime_t* runtime) {
   jpp__crew_deinit(&runtime->crew);
   pthread_mutex_destroy(&runtime->network_mutex);
   jpp__arena_deinit(&runtime->arena);
+  jpp_free(runtime->zeros);
   jpp_free(runtime);
 }

@@ -61,6 +61,7 @@ struct jpp_runtime {
   jpp_link_t** remote_links;  // [num_remote_links] links to and from other processes
   uint32_t num_remote_links;
   jpp_task_call_t* calls;
+  void* zeros;  // as many bytes as the largest array of a task that only fills zeros
   jpp_actor_t* actors;  // [plan->ranks]
   jpp_queue_t queue;
   jpp_crew_t crew;
@@ -103,6 +104,12 @@ void jpp__step_finish(jpp_runtime_t* runtime, jpp_step_t* step);
 
 // call.c. Releases the arguments, results and outcome that the step holds.
 void jpp__call_release(const jpp_runtime_t* runtime, jpp_step_t* step);
+// zeros.c. Prepares the tasks that fill zeros without an executable.
+jpp_status_t* jpp__zeros_resolve(jpp_runtime_t* runtime) JPP_MUST_USE;
+// Runs one: fills the first row of actor->results.
+jpp_status_t* jpp__zeros_fill(const jpp_actor_t* actor,
+                              const jpp_actor_instr_t* instr) JPP_MUST_USE;
+
 // handover.c. Moves the arguments' buffers to the step's inputs. Returns the step's
 // failure if an argument has failed.
 jpp_status_t* jpp__call_open_args(jpp_runtime_t* runtime, jpp_step_t* step) JPP_MUST_USE;

@@ -85,6 +85,7 @@ static void test_every_call_may_fail(void** state) {
   fail_every_call(text, (model_options_t){.devices_per_rank = 2});
   fail_every_call(text, (model_options_t){.devices_per_rank = 3, .odd_have_one = true});
   fail_every_call(text, (model_options_t){.ranks_per_device = 9});
+  fail_every_call(text, (model_options_t){.zeros = true});
   fail_every_call(text, (model_options_t){.ranks_per_device = 2, .device_threads = 2});
   free(text);
 }
@@ -270,7 +271,7 @@ static void test_create_names_what_does_not_fit(void** state) {
   ASSERT_FAILS(model_try_create_runtime(model), JPP_DEVICES_ERROR,
                "rank 1: expected device 0 of the rank below 2");
   model->devices[1] = device;
-  uint32_t task = find_instr(model, 1, JPP_INSTR_RUN, 0)->target;
+  uint32_t task = find_instr(model, 1, JPP_INSTR_RUN, 1)->target;
   jpp_executable_t* executable = model->executables[task].executable;
   model->executables[task].executable = NULL;
   ASSERT_FAILS(model_try_create_runtime(model), JPP_INVALID_ARGUMENT, "found none of 0");

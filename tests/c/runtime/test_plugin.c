@@ -28,16 +28,15 @@ static const char kTwoStages[] =
     "out %w\n"
     "out %u\n";
 
-static void test_numbers_of_two_stages(void** state) {
-  (void)state;
-  model_t* model =
-      model_create(kTwoStages, (model_options_t){.plugin_path = test_plugin_path()});
+static void run_two_stages(bool zeros) {
+  model_t* model = model_create(
+      kTwoStages, (model_options_t){.plugin_path = test_plugin_path(), .zeros = zeros});
   for (int step = 0; step < 3; ++step) {
     float numbers[kOutputs];
     model_run(model, numbers);
     // The last elements: number of the argument + 3 / 16.
     float w = 3.0f / 16, x = 1 + 3.0f / 16, v = 2 + 3.0f / 16;
-    float sum = 1;
+    float sum = zeros ? 0 : 1;
     for (int i = 0; i < 5; ++i) sum += 1 + (w + 1 + x + (float)i);
     assert_float_equal(numbers[0], sum, 0);
     assert_float_equal(numbers[1], sum, 0);
@@ -45,6 +44,16 @@ static void test_numbers_of_two_stages(void** state) {
     assert_float_equal(numbers[3], 1 + v + sum, 0);
   }
   model_destroy(model);
+}
+
+static void test_numbers_of_two_stages(void** state) {
+  (void)state;
+  run_two_stages(false);
+}
+
+static void test_zeros_need_no_executable(void** state) {
+  (void)state;
+  run_two_stages(true);
 }
 
 static void test_schedules_give_the_same_numbers(void** state) {
@@ -179,6 +188,7 @@ int main(void) {
   if (test_skip_without_plugin()) return 0;
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_numbers_of_two_stages),
+      cmocka_unit_test(test_zeros_need_no_executable),
       cmocka_unit_test(test_schedules_give_the_same_numbers),
       cmocka_unit_test(test_a_failure_is_named_and_the_next_step_works),
       cmocka_unit_test(test_results_that_are_no_numbers_are_named),

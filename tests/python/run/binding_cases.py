@@ -260,6 +260,7 @@ def cases(step: Step) -> list[Case]:
         Case("Schedule.stage_ranks", lambda: schedule.stage_ranks),
         Case("Staged.tasks", lambda: step.staged.tasks),
         Case("Staged.op", lambda: step.staged.op, ("number", 0)),
+        Case("Staged.fills_zeros", lambda: step.staged.fills_zeros, ("number", 0)),
         Case("Staged.args", lambda: step.staged.args),
         Case("Staged.outputs", lambda: step.staged.outputs),
         Case("Staged.origins", lambda: step.staged.origins),

@@ -7,6 +7,7 @@ nothing from this package.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 from collections.abc import Callable
 from typing import Any
@@ -54,9 +55,18 @@ def mesh_of(ranks: int, axes: dict[str, int], sharing: int | None = None) -> jax
 # Disables LLVM's optimisation, which takes half of a training test's time and changes results
 # only within the tolerances. Tests that compare bits of different programs do not use this.
 COMPILE_FASTER = {"xla_backend_optimization_level": 0}
-# The same for plain JAX, whose XLA also compiles kernels faster without MLIR. The plugin's XLA
-# lacks the option.
-COMPILE_PLAIN_FASTER = {**COMPILE_FASTER, "xla_cpu_use_fusion_emitters": False}
+
+
+@functools.cache
+def _compile_plain_faster() -> dict[str, Any]:
+    """COMPILE_FASTER for plain JAX, whose XLA compiles kernels faster without MLIR. JAX 0.11
+    lacks that option, and so does the plugin."""
+    options = {**COMPILE_FASTER, "xla_cpu_use_fusion_emitters": False}
+    try:
+        jax.jit(lambda: 0, compiler_options=options).lower().compile()
+    except jax.errors.JaxRuntimeError:
+        return COMPILE_FASTER
+    return options
 
 
 def compiler_options() -> dict[str, Any] | None:
@@ -122,7 +132,7 @@ def plain_step(problem: Problem, fast: bool = False) -> Callable[..., Any]:
         params, opt_state = _apply(problem, params, opt_state, grads)
         return params, opt_state, loss, aux
 
-    return jax.jit(step, compiler_options=COMPILE_PLAIN_FASTER if fast else None)
+    return jax.jit(step, compiler_options=_compile_plain_faster() if fast else None)
 
 
 def difference(ours: Any, plain: Any) -> float:
