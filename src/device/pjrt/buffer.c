@@ -1,6 +1,11 @@
 // Buffers through PJRT: copies from and to the host and between devices, and the shape of
 // a buffer.
+#include "base/bytes.h"
 #include "device/pjrt/pjrt.h"
+
+// A plugin whose client runs programs in the call hands copies to another thread
+// nevertheless. To wake it takes longer than to copy this much.
+enum { kFewBytes = 1 << 16 };
 
 jpp_status_t* jpp__pjrt_buffer_from_host(jpp_client_t* base,
                                          const jpp_host_array_t* array, uint32_t device,
@@ -90,6 +95,48 @@ jpp_status_t* jpp__pjrt_buffer_to_host(jpp_client_t* base, jpp_buffer_t* buffer,
   return NULL;
 }
 
+// --- Copies between devices ------------------------------------------------------------
+
+static jpp_status_t* is_ready(jpp_client_t* client, jpp_buffer_t* buffer,
+                              bool* out_ready) {
+  jpp_event_t* event = NULL;
+  JPP_RETURN_IF_ERROR(jpp__pjrt_buffer_ready_event(client, buffer, &event));
+  jpp_status_t* status = jpp__pjrt_event_is_ready(client, event, out_ready);
+  jpp__pjrt_event_destroy(client, event);
+  return status;
+}
+
+// Whether an array is there, and small enough for the calling thread to copy it.
+static jpp_status_t* is_small(jpp_client_t* client, jpp_buffer_t* buffer,
+                              jpp_buffer_shape_t* out_shape, bool* out_small) {
+  JPP_RETURN_IF_ERROR(jpp__pjrt_buffer_shape(client, buffer, out_shape));
+  uint64_t bytes = jpp_dtype_bits(out_shape->dtype) / 8;  // 0 for 4-bit types
+  for (uint32_t i = 0; i < out_shape->rank; ++i) {
+    bytes = jpp__bytes_multiply(bytes, (uint64_t)out_shape->dims[i]);
+  }
+  if (!bytes || bytes > kFewBytes) return NULL;
+  return is_ready(client, buffer, out_small);
+}
+
+// Leaves *out_buffer NULL if the plugin has to copy.
+static jpp_status_t* copy_small(jpp_client_t* client, jpp_buffer_t* buffer,
+                                uint32_t device, jpp_buffer_t** out_buffer) {
+  jpp_buffer_shape_t shape;
+  bool small = false;
+  void* data = NULL;
+  JPP_RETURN_IF_ERROR(is_small(client, buffer, &shape, &small));
+  if (!small) return NULL;
+  JPP_RETURN_IF_ERROR(jpp__pjrt_buffer_lend(client, buffer, &data));
+  jpp_host_array_t array = {.struct_size = sizeof(array),
+                            .data = data,
+                            .dtype = shape.dtype,
+                            .rank = shape.rank,
+                            .dims = shape.dims};
+  jpp_status_t* status = jpp__pjrt_buffer_from_host(client, &array, device, out_buffer);
+  jpp__pjrt_buffer_reclaim(client, buffer);
+  return status;
+}
+
 static PJRT_Error* copy_to_device(const jpp_pjrt_client_t* client, PJRT_Buffer* buffer,
                                   uint32_t device, jpp_buffer_t** out_buffer) {
   JPP_PJRT_ARGS(Buffer_CopyToDevice, args);
@@ -116,6 +163,11 @@ jpp_status_t* jpp__pjrt_buffer_copy(jpp_client_t* base, jpp_buffer_t* buffer,
                                     jpp_buffer_t** out_buffer) {
   jpp_pjrt_client_t* client = jpp__pjrt_client(base);
   bool to_host = memory == JPP_MEMORY_PINNED_HOST;
+  if (!to_host && client->base.info.runs_in_call) {
+    // The plugin is asked after any error here, and reports it.
+    jpp_status_free(copy_small(base, buffer, device, out_buffer));
+    if (*out_buffer) return NULL;
+  }
   const char* doing = to_host ? "copy to pinned_host" : "copy to device";
   PJRT_Error* error = (to_host ? copy_to_pinned_host : copy_to_device)(
       client, (PJRT_Buffer*)buffer, device, out_buffer);

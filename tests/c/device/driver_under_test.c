@@ -57,23 +57,25 @@ bool test_skip_without_plugin(void) {
 
 enum { kDevices = 4 };
 
-static jpp_client_t* create_pjrt(void) {
-  static const jpp_client_option_t kOnCpu = {
-      .name = "cpu_device_count", .type = JPP_OPTION_INT64, .int64_value = kDevices};
+static jpp_client_t* create_pjrt(bool in_call) {
+  static const jpp_client_option_t kOnCpu[] = {
+      {.name = "cpu_device_count", .type = JPP_OPTION_INT64, .int64_value = kDevices},
+      {.name = "asynchronous", .type = JPP_OPTION_BOOL, .bool_value = false}};
   static const jpp_client_option_t kOnGpu = {
       .name = "preallocate", .type = JPP_OPTION_BOOL, .bool_value = false};
   bool gpu = strstr(test_plugin_path(), "xla_cuda") != NULL;
   jpp_pjrt_options_t options = {.struct_size = sizeof(options),
                                 .plugin_path = test_plugin_path(),
-                                .options = gpu ? &kOnGpu : &kOnCpu,
-                                .option_count = 1};
+                                .options = gpu ? &kOnGpu : kOnCpu,
+                                .option_count = !gpu && in_call ? 2 : 1};
   jpp_client_t* client = NULL;
   ASSERT_OK(jpp_client_create_pjrt(&options, &client));
   return client;
 }
 
 jpp_client_t* test_client_create(const char* driver) {
-  if (strcmp(driver, "pjrt") == 0) return create_pjrt();
+  bool in_call = strcmp(driver, "pjrt-in-call") == 0;
+  if (in_call || strcmp(driver, "pjrt") == 0) return create_pjrt(in_call);
   jpp_fake_options_t options = {.struct_size = sizeof(options), .device_count = kDevices};
   if (strcmp(driver, "fake-threads") == 0) {
     options.threads = 3;

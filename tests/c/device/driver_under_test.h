@@ -24,7 +24,8 @@ const char* test_plugin_path(void);
 // prints a "not ok" that meson takes for a failure.
 bool test_skip_without_plugin(void);
 
-// "fake", "fake-threads" or "pjrt".
+// "fake", "fake-threads", "pjrt", or "pjrt-in-call": a plugin that runs programs in the
+// call, if it can.
 jpp_client_t* test_client_create(const char* driver);
 // The n-th device, counting from the first again after the last. There are four with the
 // fake, or as many as a plugin for a real accelerator finds.
