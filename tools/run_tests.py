@@ -114,7 +114,8 @@ def mypy() -> tuple[int, int]:
 
 def pytest() -> tuple[int, int]:
     workers = str(max(2, os.cpu_count() or 1))
-    options = ("-q", "-W", "ignore", "-n", workers)
+    # A worker runs all tests of a file, so that they share what its fixtures compute.
+    options = ("-q", "-W", "ignore", "-n", workers, "--dist", "loadfile")
     code, output = run(sys.executable, "-m", "pytest", *options, "tests/python")
     passed = re.search(r"(\d+) passed", output)
     failed = sum(int(n) for n in re.findall(r"(\d+) (?:failed|error)", output))
