@@ -154,7 +154,7 @@ JPP_API jpp_status_t* jpp_partition(const jpp_graph_t* graph,
                                     const jpp_partition_options_t* options,
                                     jpp_staged_t** out_staged) JPP_MUST_USE;
 JPP_API void jpp_staged_destroy(jpp_staged_t* staged);
-// Whether a task does nothing but fill arrays with zeros, such as the first states of sums.
+// Whether a task does nothing but fill arrays with zeros: the first states of sums.
 JPP_API bool jpp_staged_task_fills_zeros(const jpp_staged_t* staged, uint32_t task);
 // One note as a sentence that begins with the user's line; free with jpp_text_free().
 JPP_API jpp_status_t* jpp_staged_print_note(const jpp_staged_t* staged, uint32_t note,

@@ -131,7 +131,7 @@ JPP_API void jpp_plan_destroy(jpp_plan_t* plan);
 
 // A rank's part of one step. Its layout is final.
 typedef struct jpp_rank_costs {
-  uint32_t tasks;            // task runs
+  uint32_t tasks;            // runs of tasks with ops
   double flops;              // the sum of the ops' costs
   uint64_t peak_bytes;       // on each of the rank's devices
   uint64_t peak_host_bytes;  // in pinned host memory, for each of the rank's devices

@@ -16,8 +16,9 @@ static void count_program(const jpp_plan_t* plan, const jpp_program_t* program,
   for (uint32_t i = 0; i < program->num_instrs; ++i) {
     const jpp_instr_t* instr = &program->instrs[i];
     if (instr->kind == JPP_INSTR_RUN) {
-      ++rank->tasks;
-      rank->flops += plan->staged->tasks[instr->target].cost;
+      const jpp_task_t* task = &plan->staged->tasks[instr->target];
+      rank->tasks += task->num_ops != 0;  // others are skipped
+      rank->flops += task->cost;
     } else if (instr->kind == JPP_INSTR_SEND) {
       uint32_t value = program->operand_values[instr->first_value];
       links[instr->target].bytes += plan->value_bytes[value];

@@ -110,11 +110,13 @@ static jpp_status_t* is_ready(jpp_client_t* client, jpp_buffer_t* buffer,
 static jpp_status_t* is_small(jpp_client_t* client, jpp_buffer_t* buffer,
                               jpp_buffer_shape_t* out_shape, bool* out_small) {
   JPP_RETURN_IF_ERROR(jpp__pjrt_buffer_shape(client, buffer, out_shape));
-  uint64_t bytes = jpp_dtype_bits(out_shape->dtype) / 8;  // 0 for 4-bit types
+  uint64_t elements = 1;
   for (uint32_t i = 0; i < out_shape->rank; ++i) {
-    bytes = jpp__bytes_multiply(bytes, (uint64_t)out_shape->dims[i]);
+    elements = jpp__bytes_multiply(elements, (uint64_t)out_shape->dims[i]);
   }
-  if (!bytes || bytes > kFewBytes) return NULL;
+  uint64_t bytes = jpp_dtype_device_bytes(out_shape->dtype, elements);
+  // Elements of less than a byte are packed on devices, but not in host arrays.
+  if (bytes < elements || !bytes || bytes > kFewBytes) return NULL;
   return is_ready(client, buffer, out_small);
 }
 

@@ -61,7 +61,8 @@ struct jpp_runtime {
   jpp_link_t** remote_links;  // [num_remote_links] links to and from other processes
   uint32_t num_remote_links;
   jpp_task_call_t* calls;
-  void* zeros;  // as many bytes as the largest array of a task that only fills zeros
+  void* zeros;          // [zero_bytes]; NULL: there is no memory for them
+  uint64_t zero_bytes;  // of the largest array of a task that only fills zeros
   jpp_actor_t* actors;  // [plan->ranks]
   jpp_queue_t queue;
   jpp_crew_t crew;

@@ -46,7 +46,9 @@ jpp_status_t* jpp__zeros_resolve(jpp_runtime_t* runtime) {
     }
   }
   if (!any) return NULL;
-  JPP_RETURN_IF_ERROR(jpp_alloc((size_t)most, &runtime->zeros));
+  runtime->zero_bytes = most;
+  jpp_status_free(
+      jpp_alloc((size_t)most, &runtime->zeros));  // jpp__zeros_fill() reports it
   for (uint32_t t = 0; t < staged->num_tasks; ++t) {
     jpp_host_array_t* arrays = NULL;
     if (!has_no_executable(runtime, t)) continue;
@@ -58,6 +60,10 @@ jpp_status_t* jpp__zeros_resolve(jpp_runtime_t* runtime) {
 
 jpp_status_t* jpp__zeros_fill(const jpp_actor_t* actor, const jpp_actor_instr_t* instr) {
   jpp_buffer_t** row = actor->results[0];
+  if (!actor->runtime->zeros) {
+    return jpp_status_make(JPP_OUT_OF_MEMORY, "zeros: allocation of %llu bytes failed",
+                           (unsigned long long)actor->runtime->zero_bytes);
+  }
   for (uint32_t k = 0; k < instr->num_results; ++k) {
     jpp_status_t* status = jpp_client_buffer_from_host(
         actor->runtime->client, &instr->call->zeros[k], actor->devices[0], &row[k]);
