@@ -114,10 +114,8 @@ def mypy() -> tuple[int, int]:
 
 def pytest() -> tuple[int, int]:
     workers = str(max(2, os.cpu_count() or 1))
-    # A worker runs all tests of a file, so that they share what its fixtures compute. In the
-    # order of the files, those that wait for processes run beside others that compute.
+    # A worker runs all tests of a file, so that they share what its fixtures compute.
     options = ("-q", "-W", "ignore", "-n", workers, "--dist", "loadfile")
-    options += ("--no-loadscope-reorder",)
     code, output = run(sys.executable, "-m", "pytest", *options, "tests/python")
     passed = re.search(r"(\d+) passed", output)
     failed = sum(int(n) for n in re.findall(r"(\d+) (?:failed|error)", output))
