@@ -38,6 +38,15 @@ static uint64_t host_bytes(const divider_t* d, uint32_t id) {
   return bytes < kFewBytes ? 0 : bytes;
 }
 
+static uint64_t host_bytes_of_op(const divider_t* d, const jpp_op_t* op) {
+  uint64_t bytes = 0;
+  for (uint32_t k = 0; k < op->num_inputs; ++k) bytes += host_bytes(d, op->inputs[k]);
+  for (uint32_t k = 0; k < op->num_outputs; ++k) {
+    bytes += host_bytes(d, op->first_output + k);
+  }
+  return bytes;
+}
+
 // The position of the op that makes a value; JPP_NONE: no op of the task.
 static uint32_t maker_of(const divider_t* d, uint32_t value) {
   uint32_t producer = d->p->values.data[value].producer;
@@ -60,20 +69,13 @@ static void join(const divider_t* d, uint32_t at, uint32_t other) {
 static void find_sets(const divider_t* d) {
   for (uint32_t i = 0; i < d->count; ++i) {
     const jpp_op_t* op = &d->p->ops.data[d->ops[i]];
-    bool in_set = false;
+    d->bytes[i] = host_bytes_of_op(d, op);
+    if (d->bytes[i]) d->set[i] = i;
     for (uint32_t k = 0; k < op->num_inputs; ++k) {
       uint32_t maker = maker_of(d, op->inputs[k]);
-      d->bytes[i] += host_bytes(d, op->inputs[k]);
-      in_set = in_set || (maker != JPP_NONE && d->set[maker] != JPP_NONE);
-    }
-    for (uint32_t k = 0; k < op->num_outputs; ++k) {
-      d->bytes[i] += host_bytes(d, op->first_output + k);
-    }
-    if (!in_set && !d->bytes[i]) continue;
-    d->set[i] = i;
-    for (uint32_t k = 0; k < op->num_inputs; ++k) {
-      uint32_t maker = maker_of(d, op->inputs[k]);
-      if (maker != JPP_NONE && d->set[maker] != JPP_NONE) join(d, i, maker);
+      if (maker == JPP_NONE || d->set[maker] == JPP_NONE) continue;
+      if (d->set[i] == JPP_NONE) d->set[i] = i;
+      join(d, i, maker);
     }
   }
 }
@@ -125,10 +127,7 @@ static bool can_divide(const divider_t* d) {
   for (uint32_t i = 0; i < d->count; ++i) {
     const jpp_op_t* op = &d->p->ops.data[d->ops[i]];
     if (op->flags & JPP_OP_EFFECT) return false;  // effects keep their order
-    for (uint32_t k = 0; k < op->num_inputs; ++k) bytes += host_bytes(d, op->inputs[k]);
-    for (uint32_t k = 0; k < op->num_outputs; ++k) {
-      bytes += host_bytes(d, op->first_output + k);
-    }
+    bytes += host_bytes_of_op(d, op);
   }
   return bytes > kLeastBytes;
 }

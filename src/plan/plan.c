@@ -13,8 +13,7 @@ typedef struct planned_storage {
   jpp_schedule_t** made;  // [loops] NULL: the caller owns that schedule
   const jpp_schedule_t** schedules;
   jpp_staged_t* staged;
-  uint64_t* value_bytes;  // [staged->num_values] on one device
-  bool* offload;          // [ranks]
+  bool* offload;  // [ranks]
   jpp_plan_t* plan;
   jpp_check_report_t* report;
 } planned_storage_t;
@@ -102,23 +101,21 @@ static jpp_status_t* partition_graph(planned_storage_t* storage) {
 }
 
 static jpp_status_t* measure_values(const jpp_plan_options_t* options,
-                                    planned_storage_t* storage) {
-  const jpp_staged_t* staged = storage->staged;
-  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(staged->num_values, &storage->value_bytes));
+                                    const jpp_staged_t* staged, uint64_t* out_bytes) {
   for (uint32_t v = 0; v < staged->num_values; ++v) {
-    storage->value_bytes[v] = jpp_value_device_bytes(&staged->values[v]);
+    out_bytes[v] = jpp_value_device_bytes(&staged->values[v]);
   }
-  if (!options->measure) return NULL;
-  return options->measure(options->context, staged, storage->value_bytes);
+  return options->measure ? options->measure(options->context, staged, out_bytes) : NULL;
 }
 
 static jpp_status_t* build_program(const jpp_plan_options_t* options,
+                                   const uint64_t* value_bytes,
                                    planned_storage_t* storage) {
   jpp_program_options_t program = {.struct_size = sizeof(program),
                                    .schedules = storage->planned.schedules,
                                    .channel_slots = options->channel_slots,
-                                   .value_bytes = storage->value_bytes};
-  jpp__staged_offload(storage->staged, storage->offload, storage->value_bytes);
+                                   .value_bytes = value_bytes};
+  jpp__staged_offload(storage->staged, storage->offload, value_bytes);
   jpp_plan_destroy(storage->plan);
   storage->plan = NULL;
   return jpp_program_build(storage->staged, &program, &storage->plan);
@@ -143,13 +140,17 @@ static bool offload_more(const jpp_memory_limits_t* limits, planned_storage_t* s
 
 static jpp_status_t* build_programs(const jpp_plan_options_t* options,
                                     planned_storage_t* storage) {
-  JPP_RETURN_IF_ERROR(measure_values(options, storage));
-  JPP_RETURN_IF_ERROR(build_program(options, storage));
-  while (options->offload_over && offload_more(options->offload_over, storage)) {
-    JPP_RETURN_IF_ERROR(build_program(options, storage));
+  const jpp_memory_limits_t* limits = options->offload_over;
+  uint64_t* bytes = NULL;
+  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(storage->staged->num_values, &bytes));
+  jpp_status_t* status = measure_values(options, storage->staged, bytes);
+  if (!status) status = build_program(options, bytes, storage);
+  while (!status && limits && offload_more(limits, storage)) {
+    status = build_program(options, bytes, storage);
   }
+  jpp_free(bytes);
   storage->planned.plan = storage->plan;
-  return NULL;
+  return status;
 }
 
 // --- All parts ------------------------------------------------------------------------
@@ -206,7 +207,6 @@ void jpp_planned_destroy(jpp_planned_t* planned) {
   jpp_check_report_destroy(storage->report);
   jpp_plan_destroy(storage->plan);
   jpp_staged_destroy(storage->staged);
-  jpp_free(storage->value_bytes);
   jpp_free(storage->offload);
   for (uint32_t l = 0; storage->made && l < planned->graph->num_loops; ++l) {
     jpp_schedule_destroy(storage->made[l]);

@@ -2,6 +2,7 @@
 // a buffer.
 #include "base/bytes.h"
 #include "device/pjrt/pjrt.h"
+#include "device/wait.h"
 
 // A plugin whose client runs programs in the call hands copies to another thread
 // nevertheless. To wake it takes longer than to copy this much.
@@ -97,15 +98,6 @@ jpp_status_t* jpp__pjrt_buffer_to_host(jpp_client_t* base, jpp_buffer_t* buffer,
 
 // --- Copies between devices ------------------------------------------------------------
 
-static jpp_status_t* is_ready(jpp_client_t* client, jpp_buffer_t* buffer,
-                              bool* out_ready) {
-  jpp_event_t* event = NULL;
-  JPP_RETURN_IF_ERROR(jpp__pjrt_buffer_ready_event(client, buffer, &event));
-  jpp_status_t* status = jpp__pjrt_event_is_ready(client, event, out_ready);
-  jpp__pjrt_event_destroy(client, event);
-  return status;
-}
-
 // Whether an array is there, and small enough for the calling thread to copy it.
 static jpp_status_t* is_small(jpp_client_t* client, jpp_buffer_t* buffer,
                               jpp_buffer_shape_t* out_shape, bool* out_small) {
@@ -117,7 +109,7 @@ static jpp_status_t* is_small(jpp_client_t* client, jpp_buffer_t* buffer,
   uint64_t bytes = jpp_dtype_device_bytes(out_shape->dtype, elements);
   // Elements of less than a byte are packed on devices, but not in host arrays.
   if (bytes < elements || !bytes || bytes > kFewBytes) return NULL;
-  return is_ready(client, buffer, out_small);
+  return jpp__wait_is_buffer_ready(client, buffer, out_small);
 }
 
 // Leaves *out_buffer NULL if the plugin has to copy.

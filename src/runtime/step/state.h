@@ -105,12 +105,6 @@ void jpp__step_finish(jpp_runtime_t* runtime, jpp_step_t* step);
 
 // call.c. Releases the arguments, results and outcome that the step holds.
 void jpp__call_release(const jpp_runtime_t* runtime, jpp_step_t* step);
-// zeros.c. Prepares the tasks that fill zeros without an executable.
-jpp_status_t* jpp__zeros_resolve(jpp_runtime_t* runtime) JPP_MUST_USE;
-// Runs one: fills the first row of actor->results.
-jpp_status_t* jpp__zeros_fill(const jpp_actor_t* actor,
-                              const jpp_actor_instr_t* instr) JPP_MUST_USE;
-
 // handover.c. Moves the arguments' buffers to the step's inputs. Returns the step's
 // failure if an argument has failed.
 jpp_status_t* jpp__call_open_args(jpp_runtime_t* runtime, jpp_step_t* step) JPP_MUST_USE;
@@ -119,5 +113,11 @@ jpp_status_t* jpp__call_open_args(jpp_runtime_t* runtime, jpp_step_t* step) JPP_
 void jpp__call_issued(jpp_runtime_t* runtime, jpp_step_t* step, bool success);
 // Owns `status`.
 void jpp__call_finished(jpp_runtime_t* runtime, jpp_step_t* step, jpp_status_t* status);
+
+// zeros.c. Prepares the tasks that fill zeros without an executable.
+jpp_status_t* jpp__zeros_resolve(jpp_runtime_t* runtime) JPP_MUST_USE;
+// Runs one: fills the first row of actor->results.
+jpp_status_t* jpp__zeros_fill(const jpp_actor_t* actor,
+                              const jpp_actor_instr_t* instr) JPP_MUST_USE;
 
 #endif  // JPP_RUNTIME_STATE_H_

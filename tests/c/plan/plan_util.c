@@ -56,7 +56,7 @@ static jpp_status_t* count_4_kib(void* context, const jpp_staged_t* staged,
   return NULL;
 }
 
-static const bool kAllRanks[] = {true, true, true, true, true, true, true, true};
+const bool kAllRanks[8] = {true, true, true, true, true, true, true, true};
 
 jpp_status_t* plan_scheduled(planned_t* planned, uint32_t slots) {
   jpp_loop_schedule_t loops[PLAN_MAX_LOOPS] = {0};

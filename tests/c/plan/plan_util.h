@@ -25,6 +25,9 @@ typedef struct planned {
   bool offload;  // every value counts as 4 KiB, and activations are offloaded
 } planned_t;
 
+// For jpp_plan_options_t.offload.
+extern const bool kAllRanks[8];
+
 // Free *out_planned with plan_free(), also after a failure.
 jpp_status_t* plan_text(const char* text, const plan_options_t* options,
                         planned_t* out_planned);

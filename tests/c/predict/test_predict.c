@@ -366,8 +366,6 @@ static jpp_status_t* count_activations(void* context, const jpp_staged_t* staged
   return NULL;
 }
 
-static const bool kAllRanks[] = {true, true, true, true, true, true, true, true};
-
 // A schedule of 8 stages, forwards of 1 ms and backwards of 2. Gives the time of a step
 // and the highest peak of a rank.
 static double predict_chain(const char* name, uint32_t microbatches, char activation,

@@ -101,7 +101,8 @@ def test_random_models(seed: int) -> None:
     loss, params, batch = random_model(seed)
     problem = Problem(cut_by_itself(loss, stages), params, batch)
     mesh = mesh_of(stages, {})
-    assert_trains_equal(problem, jaxpp.Std1F1B(stages), mesh, steps=2, tolerance=3e-5)
+    # XLA rounds plain JAX's step differently with the options that compile it faster.
+    assert_trains_equal(problem, jaxpp.Std1F1B(stages), mesh, steps=2, compiler_options=None)
 
 
 def costs_of(problem: Problem, stages: int) -> Any:

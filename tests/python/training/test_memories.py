@@ -113,8 +113,7 @@ def bytes_of(tree: Any) -> int:
 
 
 def heavy_mlp() -> Problem:
-    """Two ranks with two weights of 1 MiB each, clipped gradients, and a weight decay that
-    takes them all."""
+    """Two ranks with two weights of 1 MiB each; gradients are clipped by the norm of all."""
     keys = jax.random.split(jax.random.key(0), 4)
     params = [jax.random.normal(key, (512, 512)) / 512**0.5 for key in keys]
 
