@@ -15,12 +15,6 @@
 // processes share cores, however, spinning takes a core from a process that has work.
 enum { kNetworkYields = 200 };
 
-// How long the ranks of a thread must be blocked before it helps the others. A thread
-// that runs a task of another's rank frees buffers which that thread allocated, and both
-// then wait for the allocator: for smaller tasks than this, helping costs more than it
-// gains.
-enum { kHelpNanoseconds = 50000 };
-
 // What a thread found when it visited all actors.
 typedef struct round {
   bool some;      // one of them advanced
@@ -46,44 +40,30 @@ static void visit(jpp_runtime_t* runtime, jpp_actor_t* actor, round_t* round) {
   atomic_store_explicit(&actor->taken, false, memory_order_release);
 }
 
-// Visits the `count` actors from `first` on, each once.
-static round_t issue_round(jpp_runtime_t* runtime, uint32_t first, uint32_t count) {
+// Visits each actor once, beginning with the `share` ranks from `first` on. The other
+// ones only get their turn if none of these advanced, and only up to the first that does.
+static round_t issue_round(jpp_runtime_t* runtime, uint32_t first, uint32_t share) {
   round_t round = {.all_done = true};
-  for (uint32_t i = 0; i < count; ++i) {
+  uint32_t ranks = runtime->plan->ranks;
+  for (uint32_t i = 0; i < ranks; ++i) {
     if (jpp__step_is_halted(runtime, runtime->step)) break;
-    visit(runtime, &runtime->actors[(first + i) % runtime->plan->ranks], &round);
+    if (i >= share && round.some) {
+      round.all_done = false;
+      break;
+    }
+    visit(runtime, &runtime->actors[(first + i) % ranks], &round);
   }
   return round;
-}
-
-// Visits the actors of other threads, only up to the first that advances.
-static void help_others(jpp_runtime_t* runtime, uint32_t first, uint32_t count,
-                        round_t* round) {
-  for (uint32_t i = 0; i < count && !round->some; ++i) {
-    if (jpp__step_is_halted(runtime, runtime->step)) return;
-    visit(runtime, &runtime->actors[(first + i) % runtime->plan->ranks], round);
-  }
-  if (round->some) round->all_done = false;
 }
 
 void jpp__issuer_share(jpp_runtime_t* runtime, uint32_t thread) {
   jpp_crew_t* crew = &runtime->crew;
   uint32_t ranks = runtime->plan->ranks, threads = crew->num_helpers + 1;
   uint32_t first = thread * ranks / threads, last = (thread + 1) * ranks / threads;
-  int64_t advanced = jpp__clock_now();  // when one of this thread's own ranks last did
-  bool alone = false;                   // all others slept when this round began
+  bool alone = false;  // all others slept when this round began
   while (!jpp__step_is_halted(runtime, runtime->step)) {
     uint64_t seen = atomic_load(&crew->progress);
     round_t round = issue_round(runtime, first, last - first);
-    if (round.some) {
-      advanced = jpp__clock_now();
-      continue;
-    }
-    if (!round.all_done && jpp__clock_now() - advanced < kHelpNanoseconds) {
-      sched_yield();
-      continue;
-    }
-    help_others(runtime, last, ranks - (last - first), &round);
     if (round.all_done) break;
     if (round.some) continue;
     if (alone && !round.shared && atomic_load(&crew->progress) == seen) {
