@@ -145,6 +145,14 @@ def evaluate(params, x):
 
 print(float(evaluate(params, batch[0])))
 
+# %% mpmd_jit_rev
+@jaxpp.mpmd_jit_rev(mpmd_mesh=mesh, out_refs=({0}, {0, 1}))
+def create(key):
+    up, down = jax.random.split(key)
+    return jax.random.normal(up, (8, 32)), jax.random.normal(down, (32, 8))
+
+print([w.mpmd_idxs for w in create(jax.random.key(0))])
+
 # %% mpmd task transfer Transfer stack slice LoweredMpmdFun
 rows = [jax.sharding.NamedSharding(m, P("data")) for m in mesh.unstack]
 both = jax.sharding.NamedSharding(mesh.mpmd_submesh([0, 1]).jax_mesh, P())

@@ -26,7 +26,7 @@ CHAPTERS = {
     "jaxpp.trace.loop": "The loop over microbatches",
     "jaxpp.operations": "How results of microbatches are combined",
     "jaxpp.step": "Steps",
-    "jaxpp.by_yield": "Pipelines without a loop",
+    "jaxpp.by_yield": "Functions without a loop",
     "jaxpp.experimental.mpmd": "Programs written by hand",
     "jaxpp.trace.program": "Values that are sent by hand",
     "jaxpp.schedules": "Schedules",

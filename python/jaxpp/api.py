@@ -1,7 +1,7 @@
 """The public names of the package."""
 
 from jaxpp.array import ArrayRef, MpmdArray
-from jaxpp.by_yield import mpmd_jit_by_yield
+from jaxpp.by_yield import mpmd_jit_by_yield, mpmd_jit_rev
 from jaxpp.errors import JaxppError, JaxppTypeError, JaxppValueError, NanError
 from jaxpp.mesh import MpmdMesh, MpmdSharding
 from jaxpp.operations import Add, Concat, Max, Operation
@@ -85,6 +85,7 @@ __all__ = [
     "load",
     "mark_stage_end",
     "mpmd_jit_by_yield",
+    "mpmd_jit_rev",
     "mpmd_jit_with_loop",
     "mpmd_to_spmd_reshard",
     "pipeline_enter_stage",

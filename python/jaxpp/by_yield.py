@@ -1,4 +1,4 @@
-"""Pipelines without a loop: one pass through the stages."""
+"""Functions without a loop: one pass through stages, or each rank's own results."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from jaxpp.schedules import check_count
 from jaxpp.step import MpmdFunction, check_function, make_options, mpmd_jit_with_loop
 from jaxpp.trace.loop import run_loop
 
-__all__ = ["mpmd_jit_by_yield"]
+__all__ = ["mpmd_jit_by_yield", "mpmd_jit_rev"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,6 +59,14 @@ class _OnePass:
         return self.build_for(n_mubatches, mpmd_dim, 0)
 
 
+def _known(who: str, options: dict[str, Any]) -> dict[str, Any]:
+    """The options of `mpmd_jit_with_loop` that count."""
+    unknown = options.keys() - inspect.signature(mpmd_jit_with_loop).parameters.keys()
+    if unknown:
+        raise TypeError(f"{who}() got an unexpected keyword argument {min(unknown)!r}")
+    return {name: value for name, value in options.items() if name != "use_pgle"}
+
+
 def mpmd_jit_by_yield(
     fun: Callable[..., Any] | None = None,
     mpmd_mesh: MpmdMesh | None = None,
@@ -82,12 +90,7 @@ def mpmd_jit_by_yield(
     Raises:
       JaxppError: for the same reasons as `mpmd_jit_with_loop`.
     """
-    unknown = options.keys() - inspect.signature(mpmd_jit_with_loop).parameters.keys()
-    if unknown:
-        raise TypeError(
-            f"mpmd_jit_by_yield() got an unexpected keyword argument {min(unknown)!r}"
-        )
-    options.pop("use_pgle", None)  # ignored, as in mpmd_jit_with_loop
+    options = _known("mpmd_jit_by_yield", options)
     if target_num_stages is not None:
         what = "mpmd_jit_by_yield: target_num_stages"
         target_num_stages = check_count(what, target_num_stages)
@@ -104,3 +107,37 @@ def mpmd_jit_by_yield(
 
     made = make_options("mpmd_jit_by_yield", one_pass, mpmd_mesh, **options)
     return MpmdFunction(one_pass, made)
+
+
+def mpmd_jit_rev(
+    fun: Callable[..., Any] | None = None,
+    mpmd_mesh: MpmdMesh | None = None,
+    *,
+    out_refs: Any,
+    **options: Any,
+) -> Any:
+    """Splits a function without a loop by its results: each rank computes those that it holds.
+
+    Use it to create weights on the ranks that own them. What the results of several ranks need,
+    each of these ranks computes.
+
+    Args:
+      fun: the function.
+      mpmd_mesh: the ranks and their devices.
+      out_refs: a pytree prefix of the results: for each, the set of the ranks that must have
+        it, such as the `mesh_ids` of an `MpmdSharding`.
+      **options: as for `mpmd_jit_with_loop`.
+
+    Returns:
+      The function, an `MpmdFunction`; a decorator if `fun` is omitted.
+
+    Raises:
+      JaxppError: "sharding" from the first call if `out_refs` does not fit the results;
+        otherwise for the same reasons as `mpmd_jit_with_loop`.
+    """
+    options = _known("mpmd_jit_rev", options)
+    if fun is None:
+        options.update(mpmd_mesh=mpmd_mesh, out_refs=out_refs)
+        return functools.partial(mpmd_jit_rev, **options)
+    made = make_options("mpmd_jit_rev", fun, mpmd_mesh, out_ranks=out_refs, **options)
+    return MpmdFunction(fun, made)

@@ -407,6 +407,12 @@ class MpmdMesh:
         self.jax_mesh.__exit__(kind, error, trace)
 
 
+class Ranks(tuple[int, ...]):
+    """Ranks that hold an array. Unlike a tuple, it is a leaf of a pytree."""
+
+    __slots__ = ()
+
+
 @keeps_its_sharding
 class MpmdSharding(NamedSharding):  # type: ignore[misc]
     """The sharding of an `MpmdArray`: a copy on each of several ranks, sharded by `spec`.
@@ -462,7 +468,7 @@ class MpmdSharding(NamedSharding):  # type: ignore[misc]
             )
         super().__init__(mpmd_mesh.mesh_of_groups(ids), spec, memory_kind=memory_kind)
         self.mpmd_mesh = mpmd_mesh
-        self.mesh_ids = ids
+        self.mesh_ids = Ranks(ids)
 
     @classmethod
     def _of(cls, *state: Any) -> MpmdSharding:

@@ -421,6 +421,7 @@ def make_options(
     reduce_once: Any = True,
     fsdp: Any = None,
     offload: Any = None,
+    out_ranks: Any = None,
 ) -> Options:
     """Checks the arguments of the API function `who`."""
     check_function(who, fun, mpmd_mesh)
@@ -442,6 +443,7 @@ def make_options(
         fsdp_of(fsdp, who),
         memory_limits_of(host_limit, mpmd_mesh, who),
         None if offload is None else flag_of(offload, "offload", who),
+        out_ranks,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from typing import Any
 
 import jax
@@ -27,7 +27,7 @@ from jaxpp.errors import (
 )
 from jaxpp.jax_internals.arrays import broadcast_prefix
 from jaxpp.jax_internals.jaxprs import discharged, drop_unused
-from jaxpp.mesh import MpmdMesh, MpmdSharding, memory_of
+from jaxpp.mesh import MpmdMesh, MpmdSharding, Ranks, memory_of
 from jaxpp.plan.advice import Step, layout_advice, warn_of_unparted
 from jaxpp.plan.auto import (
     best_cut,
@@ -73,13 +73,11 @@ def _warn_of_pipeline_axis(
             )
 
 
-def _broadcast_shardings(
-    given: Any, tree: Any, what: str, names: list[str], mesh: MpmdMesh
-) -> list[Any]:
-    """One spec, sharding or None per leaf; `names` are the names of the leaves."""
+def _broadcast(given: Any, tree: Any, what: str) -> list[Any]:
+    """One spec, sharding, set of ranks or None per leaf."""
 
     def is_leaf(x: Any) -> bool:
-        return x is None or isinstance(x, PartitionSpec | jax.sharding.Sharding)
+        return x is None or isinstance(x, PartitionSpec | jax.sharding.Sharding | Set | Ranks)
 
     whose = "arguments" if what == "in_specs" else "results"
     if given is None:
@@ -107,7 +105,7 @@ def _memories_of(given: Sequence[Any], what: str, names: Sequence[str]) -> list[
 def given_memories(options: Options, args: Any, names: list[str]) -> list[str | None]:
     """For each leaf of the positional arguments, the memory in which in_shardings place
     it, or None."""
-    taken = _broadcast_shardings(options.in_specs, args, "in_specs", names, options.mesh)
+    taken = _broadcast(options.in_specs, args, "in_specs")
     return _memories_of(taken, "in_specs", names)
 
 
@@ -135,6 +133,35 @@ def _ranks_of(given: Any, mesh: MpmdMesh) -> tuple[int, ...] | None:
             f"ranks {list(given.mesh_ids)}",
         )
     return tuple(sorted(given.mesh_ids))
+
+
+def _result_ranks(
+    given: Sequence[Any], results: Any, names: Sequence[str], options: Options
+) -> list[tuple[int, ...] | None]:
+    """For each leaf of the results the ranks on which it must stay, or None."""
+    found = [_ranks_of(sharding, options.mesh) for sharding in given]
+    if options.out_ranks is None:
+        return found
+    asked = _broadcast(options.out_ranks, results, "out_refs")
+    every = range(options.mesh.mpmd_dim)
+    for i, (name, ranks) in enumerate(zip(names, asked, strict=True)):
+        is_set = isinstance(ranks, Set | Ranks)
+        if not is_set or not ranks or not all(r in every for r in ranks):
+            raise make_error(
+                "sharding",
+                f"{options.who}: out_refs of {name}: expected a set of ranks below "
+                f"{len(every)}, found {describe(ranks)}",
+                wrong_type=not is_set,
+            )
+        wanted = tuple(sorted(map(int, ranks)))
+        if found[i] not in (None, wanted):
+            raise make_error(
+                "sharding",
+                f"{options.who}: out_refs of {name}: expected the ranks of its out_shardings, "
+                f"{found[i]}, found {wanted}",
+            )
+        found[i] = wanted
+    return found
 
 
 def trace_function(
@@ -437,7 +464,7 @@ def _trace_call(
 ) -> _TracedCall:
     mesh = options.mesh
     names, donated = signature.describe(call)
-    taken = _broadcast_shardings(options.in_specs, call.args, "in_specs", names, mesh)
+    taken = _broadcast(options.in_specs, call.args, "in_specs")
     _warn_of_pipeline_axis(taken, "in_specs", names, mesh, definition_line(fun))
     in_specs = [_spec_of(t, "in_specs", mesh) for t in taken]
     unknown = len(call.leaves) - len(taken)  # keyword arguments
@@ -455,7 +482,7 @@ def _trace_call(
     warn_of_marks_without_loop(closed.jaxpr)
     name, out_names = name_of(fun), _output_names(out_tree)
     results = jax.tree.unflatten(out_tree, closed.out_avals)
-    given = _broadcast_shardings(options.out_specs, results, "out_specs", out_names, mesh)
+    given = _broadcast(options.out_specs, results, "out_specs")
     _warn_of_pipeline_axis(given, "out_specs", out_names, mesh, definition_line(fun))
     traced_call = _TracedCall(
         name,
@@ -467,7 +494,7 @@ def _trace_call(
         out_names,
         in_specs,
         [_spec_of(g, "out_specs", mesh) for g in given],
-        [_ranks_of(g, mesh) for g in given],
+        _result_ranks(given, results, out_names, options),
         in_memories,
         _memories_of(given, "out_specs", out_names),
         argument_bounds=[None] * len(names),

@@ -48,7 +48,7 @@ MemoryLimits = tuple[tuple[int, ...], tuple[int, ...] | None]
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """The options of `mpmd_jit_with_loop` or `mpmd_jit_by_yield`."""
+    """The options of `mpmd_jit_with_loop`, `mpmd_jit_by_yield` or `mpmd_jit_rev`."""
 
     who: str  # the public function that takes them
     mesh: MpmdMesh
@@ -69,6 +69,7 @@ class Options:
     host_limits: MemoryLimits | None = None  # of pinned host memory
     # Activations wait in pinned host memory for their backward. None: if the limits need it.
     offload: bool | None = None
+    out_ranks: Any = None  # a pytree prefix of the results: the ranks that must have each
     written: bool = False  # by hand, with `jaxpp.experimental.mpmd`
 
 

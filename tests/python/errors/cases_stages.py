@@ -197,6 +197,27 @@ by_yield(
     code="invalid-argument",
 )
 
+
+
+def by_results(title: str, out_refs: Any, *says: str, **options: Any) -> None:
+    def run() -> Any:
+        return jaxpp.mpmd_jit_rev(m.params, mesh(), out_refs=out_refs, **options)()
+
+    case(f"Split by results: {title}", "sharding", run, *says)
+
+
+ON_1 = jaxpp.MpmdSharding(mesh(), {1}, P())
+by_results("a rank that is no set", 1, "out_refs of result[0]: expected a set of ranks below 2")
+by_results("no such rank", {2}, "expected a set of ranks below 2, found {2}")
+by_results("no rank", set(), "expected a set of ranks below 2, found set()")
+by_results("ranks for other results", [{0}] * 3, "out_refs: expected a pytree prefix")
+by_results(
+    "a sharding on other ranks",
+    {0},
+    "out_refs of result[0]: expected the ranks of its out_shardings, (1,), found (0,)",
+    out_shardings=ON_1,
+)
+
 # --- Schedules and meshes ---------------------------------------------------------------
 
 case(

@@ -81,11 +81,11 @@ NAMES = {
     "api": """
         Add BaseSchedule Concat DualPipeV Eager1F1B FusedTask GPipe Interleaved1F1B KimiK2 Max
         MpmdArray MpmdMesh MpmdSharding Std1F1B Task ZeroBubble collect_task_times_ms
-        cross_mpmd_all_reduce cross_mpmd_stack mark_stage_end mpmd_jit_by_yield
+        cross_mpmd_all_reduce cross_mpmd_stack mark_stage_end mpmd_jit_by_yield mpmd_jit_rev
         mpmd_jit_with_loop mpmd_to_spmd_reshard pipeline_enter_stage place_with
         spmd_to_mpmd_reshard treduce treduce_i
     """,
-    "core": "DistributedSharding mpmd_jit_by_yield mpmd_jit_with_loop",
+    "core": "DistributedSharding mpmd_jit_by_yield mpmd_jit_rev mpmd_jit_with_loop",
     "arrayref": "ArrayRef",
     "distributed_utils": "distributed_main",
     "experimental.mpmd": "MpmdMesh mpmd slice stack task transfer",

@@ -1,12 +1,13 @@
-"""Pipelines without a loop over microbatches, and `collect_task_times_ms`."""
+"""Functions without a loop over microbatches, and `collect_task_times_ms`."""
 
 import jax
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec as P
 
 import jaxpp.api as jaxpp
 import models
-from equality import difference
+from equality import difference, make_mesh, pipelined_step
 
 
 def forward(params, x):
@@ -88,3 +89,41 @@ def test_collect_task_times(mesh4):
     assert nothing == {}
     assert [len(times[f"fwd_{s}"]) for s in range(4)] == [2, 2, 2, 2]
     assert all(t >= 0 for row in times.values() for t in row)
+
+
+# --- Split by results -------------------------------------------------------------------
+
+
+def create(key, scale):
+    up, down = jax.random.split(key)
+    gain = jax.numpy.exp(scale)
+    weights = {"up": jax.random.normal(up, (8, 32)) * gain, "down": [gain, down]}
+    return weights, jax.numpy.zeros(3, "int32")
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_each_rank_computes_its_results(devices):
+    mesh = make_mesh(2, data=devices)
+    ours = jaxpp.mpmd_jit_rev(
+        create,
+        mesh,
+        out_refs=({"up": {1}, "down": {0, 1}}, frozenset({0})),
+        out_shardings=({"up": P("data"), "down": None}, None),
+    )
+    args = jax.random.key(1), 0.5
+    weights, count = ours(*args)
+    assert difference((weights, count), create(*args)) < 1e-5
+    assert weights["up"].mpmd_idxs == (1,) and weights["up"].spec == P("data")
+    assert [w.mpmd_idxs for w in weights["down"]] == [(0, 1), (0, 1)]
+    assert count.mpmd_idxs == (0,)
+    assert not ours.compile(*args).cost_summary().links
+
+
+def test_weights_are_created_where_a_step_takes_them(mesh2):
+    problem = models.mlp([2, 2], 4)
+    step = jaxpp.mpmd_jit_with_loop(pipelined_step(problem, jaxpp.Std1F1B(2)), mesh2)
+    state = problem.optimizer.init(problem.params)
+    traced = step.trace_and_place(problem.params, state, problem.batch)
+    ranks = jax.tree.map(lambda sharding: sharding.mesh_ids, traced.in_shardings[0][0])
+    made = jaxpp.mpmd_jit_rev(lambda: models.weights(4), mesh2, out_refs=ranks)()
+    assert [w.mpmd_idxs for w in jax.tree.leaves(made)] == jax.tree.leaves(ranks)
