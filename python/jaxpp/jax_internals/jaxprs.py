@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -39,6 +39,7 @@ __all__ = [
     "is_ref",
     "is_transposed",
     "is_unspecified",
+    "jaxprs_in",
     "never_recompute",
     "new_var",
     "printed_lines",
@@ -47,6 +48,19 @@ __all__ = [
     "stacked_aval",
     "without_constants",
 ]
+
+
+def jaxprs_in(params: Mapping[str, Any]) -> Iterator[Jaxpr]:
+    """The jaxprs in the parameters of an equation, also those in tuples and lists."""
+    return _jaxprs_among(params.values())
+
+
+def _jaxprs_among(items: Iterable[Any]) -> Iterator[Jaxpr]:
+    for item in items:
+        if isinstance(item, ClosedJaxpr | Jaxpr):
+            yield item.jaxpr if isinstance(item, ClosedJaxpr) else item
+        elif isinstance(item, tuple | list):
+            yield from _jaxprs_among(item)
 
 
 # JAX 0.10.2, 0.11.2: partial_eval.dce_jaxpr.

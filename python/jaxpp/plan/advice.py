@@ -13,11 +13,11 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxpp import _core
 from jaxpp.errors import warn
+from jaxpp.jax_internals.jaxprs import jaxprs_in
 from jaxpp.jax_internals.lines import user_line
 from jaxpp.placements import physical_type
 from jaxpp.plan.sharding import Specs
 from jaxpp.trace.front import Graph
-from jaxpp.trace.marks import inner_jaxprs
 
 __all__ = ["Step", "layout_advice", "warn_of_unparted"]
 
@@ -58,7 +58,7 @@ def _axes_used(jaxpr: Jaxpr) -> Iterator[str]:
             yield from _axes_in(param)
         for variable in eqn.outvars:  # on explicit axes
             yield from _axes_in(getattr(variable.aval, "sharding", None))
-        for inner in inner_jaxprs(eqn):
+        for inner in jaxprs_in(eqn.params):
             yield from _axes_used(inner)
 
 

@@ -21,7 +21,7 @@ from jax.sharding import PartitionSpec
 
 from jaxpp import _core
 from jaxpp.errors import make_error
-from jaxpp.jax_internals.jaxprs import is_transposed
+from jaxpp.jax_internals.jaxprs import is_transposed, jaxprs_in
 from jaxpp.jax_internals.lines import user_line
 from jaxpp.mesh import memory_of
 from jaxpp.operations import Add, kind_of
@@ -51,7 +51,7 @@ from jaxpp.trace.splitting import (
     Splitter,
     is_recomputation,
 )
-from jaxpp.trace.work import bytes_of, flops, jaxprs_in
+from jaxpp.trace.work import bytes_of, flops
 from jaxpp.trace.written import Place, task_p, transfer_p
 
 __all__ = ["build_graph"]
@@ -613,7 +613,7 @@ class _Builder:
     def _is_cheap(self, eqn: JaxprEqn) -> bool:
         """Whether recomputing is cheaper than sending or keeping: reshapes, slices, scalars,
         small masks, positions or keys. Arithmetic on numeric arrays belongs to its stage."""
-        if eqn.effects or any(True for p in eqn.params.values() for _ in jaxprs_in(p)):
+        if eqn.effects or any(True for _ in jaxprs_in(eqn.params)):
             return False
         in_bytes = sum(bytes_of(v.aval) for v in eqn.invars)
         out_bytes = sum(bytes_of(v.aval) for v in eqn.outvars)

@@ -9,12 +9,12 @@ from typing import Any
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Var
 
 from jaxpp.errors import make_error
+from jaxpp.jax_internals.jaxprs import jaxprs_in
 from jaxpp.jax_internals.lines import user_line
 from jaxpp.trace.loop import loop_p
 from jaxpp.trace.marks import mark_backward_p, mark_p, mark_tangent_p
 from jaxpp.trace.nested import refuse_traced, step_p
 from jaxpp.trace.splitting import inlined_call, is_plain_jit
-from jaxpp.trace.work import jaxprs_in
 
 __all__ = [
     "MARKS",
@@ -40,7 +40,7 @@ _UNDER = {
 
 def loop_or_mark_in(eqn: JaxprEqn) -> JaxprEqn | None:
     """The first loop or mark, at any depth, inside an equation."""
-    inner = jaxprs_in(tuple(eqn.params.values()))
+    inner = jaxprs_in(eqn.params)
     return next(filter(None, map(_loop_or_mark_of, inner)), None)
 
 

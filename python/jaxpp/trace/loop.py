@@ -30,12 +30,13 @@ from jaxpp.jax_internals.jaxprs import (
     drop_unused,
     is_ref,
     is_transposed,
+    jaxprs_in,
     without_constants,
 )
 from jaxpp.jax_internals.lines import name_after, user_line
 from jaxpp.operations import Add, Concat, normalize, state_of
 from jaxpp.schedules import BaseSchedule
-from jaxpp.trace.marks import collecting_marks, find_mistake, first_mark, inner_jaxprs
+from jaxpp.trace.marks import collecting_marks, find_mistake, first_mark
 
 __all__ = [
     "loop_p",
@@ -354,7 +355,8 @@ def refuse_refs_from_outside(closed: ClosedJaxpr, title: str) -> None:
 
 def _has_loop(jaxpr: Jaxpr) -> bool:
     return any(
-        eqn.primitive is loop_p or any(map(_has_loop, inner_jaxprs(eqn))) for eqn in jaxpr.eqns
+        eqn.primitive is loop_p or any(map(_has_loop, jaxprs_in(eqn.params)))
+        for eqn in jaxpr.eqns
     )
 
 

@@ -13,13 +13,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Primitive, Var
+from jax.extend.core import Jaxpr, JaxprEqn, Primitive, Var
 from jax.interpreters import ad, batching, mlir
 
 from jaxpp.errors import check_arrays, counted, here, make_error, shorten
 from jaxpp.jax_internals.jaxprs import (
     drop_unused_passengers,
     is_differentiated,
+    jaxprs_in,
     never_recompute,
 )
 from jaxpp.jax_internals.lines import line_of, user_frames
@@ -28,7 +29,6 @@ __all__ = [
     "find_mistake",
     "first_mark",
     "holds_marks",
-    "inner_jaxprs",
     "mark_backward_p",
     "mark_p",
     "mark_stage_end",
@@ -153,14 +153,6 @@ pipeline_enter_stage = mark_stage_end
 # --- Mistakes ------------------------------------------------------------------
 
 
-def inner_jaxprs(eqn: JaxprEqn) -> Iterator[Jaxpr]:
-    """The jaxprs among an equation's parameters."""
-    for param in eqn.params.values():
-        for inner in param if isinstance(param, tuple | list) else (param,):
-            if isinstance(inner, ClosedJaxpr | Jaxpr):
-                yield inner.jaxpr if isinstance(inner, ClosedJaxpr) else inner
-
-
 @dataclasses.dataclass
 class _Mark:
     """One execution of a mark in a body; a function called twice runs its marks twice."""
@@ -221,7 +213,7 @@ class _MarkCollector:
             self.backward.add(eqn.params["uid"])
         everything = functools.reduce(operator.or_, operands, 0)
         outs = [everything] * len(eqn.outvars)
-        inners = list(inner_jaxprs(eqn))
+        inners = list(jaxprs_in(eqn.params))
         if not any(map(holds_marks, inners)):
             return outs
         frames = (*user_frames(eqn), *calls)
@@ -238,7 +230,8 @@ def holds_marks(jaxpr: Jaxpr) -> bool:
     """Whether a jaxpr contains a mark, or the backward of one, at any depth."""
     marks = (mark_p, mark_backward_p)
     return any(
-        eqn.primitive in marks or any(map(holds_marks, inner_jaxprs(eqn))) for eqn in jaxpr.eqns
+        eqn.primitive in marks or any(map(holds_marks, jaxprs_in(eqn.params)))
+        for eqn in jaxpr.eqns
     )
 
 
@@ -247,7 +240,7 @@ def first_mark(jaxpr: Jaxpr) -> JaxprEqn | None:
     for eqn in jaxpr.eqns:
         if eqn.primitive is mark_p:
             return eqn
-        for inner in inner_jaxprs(eqn):
+        for inner in jaxprs_in(eqn.params):
             if found := first_mark(inner):
                 return found
     return None

@@ -21,9 +21,9 @@ import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 
 from jaxpp.errors import make_error
-from jaxpp.jax_internals.jaxprs import is_recomputed
+from jaxpp.jax_internals.jaxprs import is_recomputed, jaxprs_in
 from jaxpp.jax_internals.lines import user_line
-from jaxpp.trace.marks import holds_marks, inner_jaxprs, mark_backward_p
+from jaxpp.trace.marks import holds_marks, mark_backward_p
 
 __all__ = ["CutRecomputation", "Item"]
 
@@ -106,7 +106,7 @@ class CutRecomputation:
         for eqn in jaxpr.eqns:
             inner = self._called(eqn)
             again = recomputed or is_recomputed(eqn)
-            if inner is not None and (again or any(map(holds_marks, inner_jaxprs(eqn)))):
+            if inner is not None and (again or any(map(holds_marks, jaxprs_in(eqn.params)))):
                 results = self._flatten(inner, read(eqn.invars), again)
             else:
                 results = self._new_values(len(eqn.outvars))
@@ -172,5 +172,5 @@ def _numbers(values: Sequence[Any]) -> list[int]:
 
 
 def _holds_product(eqn: JaxprEqn) -> bool:
-    inner = (e for jaxpr in inner_jaxprs(eqn) for e in jaxpr.eqns)
+    inner = (e for jaxpr in jaxprs_in(eqn.params) for e in jaxpr.eqns)
     return eqn.primitive in _PRODUCTS or any(map(_holds_product, inner))

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
+from jax.extend.core import JaxprEqn
 
+from jaxpp.jax_internals.jaxprs import jaxprs_in
 from jaxpp.placements import physical_type
 
-__all__ = ["bytes_of", "flops", "jaxprs_in", "work"]
+__all__ = ["bytes_of", "flops", "work"]
 
 
 def bytes_of(aval: Any) -> int:
@@ -49,9 +50,7 @@ def _with_inner(
     """`of_one` of an equation, and of the equations of the jaxpr that it runs. Of the branches
     of a condition, the largest counts."""
     inner = [
-        sum(_with_inner(e, e.params, of_one) for e in jaxpr.eqns)
-        for param in params.values()
-        for jaxpr in jaxprs_in(param)
+        sum(_with_inner(e, e.params, of_one) for e in jaxpr.eqns) for jaxpr in jaxprs_in(params)
     ]
     return of_one(eqn) + max(inner, default=0.0) * params.get("length", 1)
 
@@ -96,14 +95,3 @@ def _own_bytes(eqn: JaxprEqn) -> float:
     if name in _READ_ALL or name.startswith(_READ_ALL_PREFIXES):
         return float(sum(bytes_of(v.aval) for v in (*eqn.invars, *eqn.outvars)))
     return 0.0
-
-
-def jaxprs_in(param: Any) -> Iterator[Jaxpr]:
-    """The jaxprs in a parameter of an equation."""
-    if isinstance(param, ClosedJaxpr):
-        yield param.jaxpr
-    elif isinstance(param, Jaxpr):
-        yield param
-    elif isinstance(param, tuple | list):
-        for item in param:
-            yield from jaxprs_in(item)
