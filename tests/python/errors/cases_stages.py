@@ -198,7 +198,6 @@ by_yield(
 )
 
 
-
 def by_results(title: str, out_refs: Any, *says: str, **options: Any) -> None:
     def run() -> Any:
         return jaxpp.mpmd_jit_rev(m.params, mesh(), out_refs=out_refs, **options)()

@@ -76,6 +76,7 @@ def test_equal_stages_are_measured_together() -> None:
     assert f"forward {forward:.3g} \N{PLUS-MINUS SIGN} {spread:.2g} ms, input" in str(found)
 
 
+@pytest.mark.soak("1-device")
 def test_remat_and_jit(any_mesh4: Any) -> None:
     problem = transformer(stages=4, blocks=4, microbatches=4, remat=True)
     assert_trains_equal(problem, jaxpp.Auto(seconds=0.1), any_mesh4, steps=1)

@@ -125,7 +125,7 @@ def error_of(lines: list[str]) -> str:
     ("processes", "devices", "ranks"),
     [
         (2, 1, 2),
-        (4, 1, 4),
+        pytest.param(4, 1, 4, marks=pytest.mark.soak),
         pytest.param(2, 2, 2, marks=pytest.mark.soak),
         (2, 2, 4),
         pytest.param(8, 1, 8, marks=pytest.mark.soak),

@@ -37,7 +37,7 @@ SIZES = {"MICROBATCHES": 4, "BATCH": 8, "SEQUENCE": 8, "WIDTH": 16, "LAYERS": 4}
 @pytest.mark.parametrize(
     ("ranks", "width", "problems"),
     [
-        (2, 1, "tied cast clipped hosted"),
+        pytest.param(2, 1, "tied cast clipped hosted", marks=pytest.mark.soak),
         (4, 1, "mlp tied clipped"),
         (2, 2, "mlp stacked clipped hosted"),
     ],
@@ -69,7 +69,7 @@ def test_costs_are_those_of_one_process(ray_cluster: None) -> None:
     mesh.shutdown()
 
 
-@pytest.mark.parametrize("width", [1, 2])
+@pytest.mark.parametrize("width", [pytest.param(1, marks=pytest.mark.soak), 2])
 def test_programs_written_by_hand(ray_cluster: None, width: int) -> None:
     mesh = make(2, width, 1)
     expected = list(written.trained(mesh_of(2, {"data": width, "model": 1})))

@@ -51,6 +51,7 @@ def test_transformer_under_every_schedule(name, any_mesh4):
     assert_trains_equal(problem, SCHEDULES[name](4, 4), any_mesh4)
 
 
+@pytest.mark.soak("2-devices-zero-bubble")
 @pytest.mark.parametrize("name", ["1f1b", "interleaved", "zero-bubble"])
 def test_transformer_under_remat_and_jit(name, any_mesh4):
     problem = models.transformer(stages=4, blocks=8, microbatches=4, remat=True)

@@ -67,12 +67,14 @@ def test_trains_as_plain_jax_does(name: str) -> None:
     assert_trains_equal(problem, jaxpp.Std1F1B(mesh.mpmd_dim), mesh, in_specs=specs)
 
 
-# With tied and stacked weights; in bfloat16; with a scan and 16 microbatches.
-_SEEDS = [314, 307]
+# With tied and stacked weights.
+_SEEDS = [314]
+# With a scan and 16 microbatches; in bfloat16; any.
+_LONGER = [307, 329, *range(60)]
 
 
 @pytest.mark.parametrize(
-    "seed", [*_SEEDS, *(pytest.param(n, marks=pytest.mark.soak) for n in [329, *range(60)])]
+    "seed", [*_SEEDS, *(pytest.param(n, marks=pytest.mark.soak) for n in _LONGER)]
 )
 def test_random_models(seed: int) -> None:
     case = make_case(seed)
