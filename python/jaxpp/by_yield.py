@@ -60,7 +60,7 @@ class _OnePass:
 
 
 def _known(who: str, options: dict[str, Any]) -> dict[str, Any]:
-    """The options of `mpmd_jit_with_loop` that count."""
+    """Refuses what is no option of `mpmd_jit_with_loop`, and leaves out what that ignores."""
     unknown = options.keys() - inspect.signature(mpmd_jit_with_loop).parameters.keys()
     if unknown:
         raise TypeError(f"{who}() got an unexpected keyword argument {min(unknown)!r}")
