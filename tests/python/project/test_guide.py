@@ -1,6 +1,7 @@
 """The code blocks of each page of the guide run in order as one script, and so do the
 examples of docs/api.md."""
 
+import json
 import pathlib
 import re
 import subprocess
@@ -48,6 +49,18 @@ def test_batches_of_several_lengths(tmp_path: pathlib.Path) -> None:
     output = output_of_page("batches.md", tmp_path)
     assert len(set(re.findall(r"length (\d+), loss \d", output))) > 1, output
     assert output.endswith("tokens on ranks (0,) labels on ranks (0, 1)\n"), output
+
+
+def test_mixed_precision(tmp_path: pathlib.Path) -> None:
+    output = output_of_page("precision.md", tmp_path)
+    mixed, rounded = map(float, re.findall(r"([\d.]+)%", output))
+    assert 0 < mixed < rounded < 2
+    sent = [json.loads(found) for found in re.findall(r"float\d+ (\[.*\])", output)]
+    assert sent[1] == [n / 2 for n in sent[0]]
+    steps = re.findall(r"loss (\S+), scale (\d+)", output)
+    losses, scales = ([float(x) for x in column] for column in zip(*steps, strict=True))
+    assert losses[0] == losses[1] and losses[-1] < losses[0]  # the first steps overflow
+    assert scales[0] == 2**23 and scales[-2] == scales[-1] < scales[0]
 
 
 def test_generation(tmp_path: pathlib.Path) -> None:
