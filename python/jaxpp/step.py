@@ -6,7 +6,6 @@ import dataclasses
 import functools
 import logging
 import os
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -27,6 +26,7 @@ from jaxpp.mesh import MpmdMesh
 from jaxpp.plan.costs import CostSummary
 from jaxpp.plan.planned import Traced
 from jaxpp.plan.planning import given_memories, name_of, trace_function, trace_step
+from jaxpp.progress import reporting
 from jaxpp.run.compiled import CompiledStep
 from jaxpp.trace.call import (
     Call,
@@ -177,15 +177,15 @@ class MpmdFunction:
 
         Every process of a job calls it, like a step. The results are dropped, and checks for
         NaNs are off. Messages and traces count this run as step 1. A step that calls back into
-        Python (`jax.debug.print`) is not run. The logger "jaxpp" reports each phase at INFO.
+        Python (`jax.debug.print`) is not run. A line on the terminal shows what it is doing. If
+        the logger "jaxpp" is enabled for INFO, it reports each phase instead.
         """
-        call, name = self._concrete(args, kwargs), name_of(self._fun)
-        begin = time.monotonic()
-        _log.info("step %s: planning and compiling", name)
-        compiled = self._get(call)
-        _log.info("step %s: running once on zeros", name)
-        compiled.warm_up()
-        _log.info("step %s: ready after %.1f s", name, time.monotonic() - begin)
+        call = self._concrete(args, kwargs)
+        with reporting(f"step {name_of(self._fun)}") as begin:
+            begin("planning and compiling")
+            compiled = self._get(call)
+            begin("running once on zeros")
+            compiled.warm_up()
         return BoundStep(self, compiled)
 
     def _concrete(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:

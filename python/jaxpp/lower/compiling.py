@@ -12,6 +12,7 @@ from jaxpp.errors import JaxppError, make_error, warn
 from jaxpp.lower.compilation_cache import folder
 from jaxpp.lower.handlers import has_callbacks
 from jaxpp.lower.lowering import Code, LoweredTask, TaskModules
+from jaxpp.progress import show
 
 __all__ = ["Compiler", "explain"]
 
@@ -128,14 +129,14 @@ class Compiler:
         _forget_unused()
         pool = concurrent.futures.ThreadPoolExecutor(max(2, os.cpu_count() or 1))
         try:
-            found = [
-                self._submit(pool, task, row, staged.fills_zeros(number))
-                for number, (task, row) in enumerate(zip(tasks, donations, strict=True))
-            ]
-            executables = [
-                None if future is None else self._result(task, future)
-                for task, future in zip(tasks, found, strict=True)
-            ]
+            found = []
+            for number, (task, row) in enumerate(zip(tasks, donations, strict=True)):
+                show(f"lowering task {number + 1} of {len(tasks)}")
+                found.append(self._submit(pool, task, row, staged.fills_zeros(number)))
+            executables: list[_core.Executable | None] = []
+            for number, (task, future) in enumerate(zip(tasks, found, strict=True)):
+                show(f"compiling task {number + 1} of {len(tasks)}")
+                executables.append(None if future is None else self._result(task, future))
         finally:
             # After an error or Ctrl-C: cancel the pending tasks and do not wait for the others.
             pool.shutdown(wait=False, cancel_futures=True)

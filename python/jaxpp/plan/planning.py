@@ -199,6 +199,8 @@ def trace_function(
 
 def name_of(fun: Callable[..., Any]) -> str:
     """The name of a step in messages."""
+    while isinstance(fun, functools.partial):
+        fun = fun.func
     return str(getattr(fun, "__name__", "step"))
 
 

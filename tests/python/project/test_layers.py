@@ -18,6 +18,7 @@ FIRST = {
     "mesh",
     "operations",
     "placements",
+    "progress",
     "schedules",
 }
 INTERNALS = "jax_internals"

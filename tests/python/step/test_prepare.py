@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import logging
+import re
+import sys
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -44,6 +48,49 @@ def test_the_first_call_is_a_later_call(
     )
     copies = jax.tree.map(jnp.copy, args)
     assert [*described("", step(*copies))] == [*described("", other(*args))]
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def shown(monkeypatch: pytest.MonkeyPatch, run: Callable[[], Any]) -> list[str]:
+    """The lines that appear on the terminal, one over the other."""
+    terminal = Terminal()
+    with monkeypatch.context() as context:
+        context.setattr(sys, "stderr", terminal)
+        run()
+    return terminal.getvalue().split("\r\x1b[K")[1:]
+
+
+def test_a_line_on_the_terminal_says_what_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = models.mlp([1, 1], 4)
+    args = (problem.params, problem.optimizer.init(problem.params), problem.batch)
+    step = jaxpp.mpmd_jit_with_loop(pipelined_step(problem, jaxpp.Std1F1B(2)), mesh_of(2, {}))
+    lines = shown(monkeypatch, lambda: step.prepare(*structs_of(args)))
+    phases = [line.removeprefix("step step: ").split(",")[0] for line in lines]
+    assert phases[0] == "planning and compiling" and phases[1].startswith("lowering task 1 of ")
+    count = int(phases[1].split()[-1])
+    assert phases[2 : 2 + count - 1][-1] == f"lowering task {count} of {count}"
+    assert phases[-3:-1] == [f"compiling task {count} of {count}", "running once on zeros"]
+    assert re.fullmatch(r"ready after \d+\.\d s\n", phases[-1])
+    # Only `prepare` reports, and only on a terminal.
+    assert not shown(monkeypatch, lambda: step(*args))
+
+
+def test_a_failure_leaves_no_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    step = jaxpp.mpmd_jit_with_loop(lambda x: x[2:] + x, mesh_of(2, {}))
+
+    def fails() -> None:
+        with pytest.raises(TypeError):
+            step.prepare(jnp.ones(4))
+
+    assert shown(monkeypatch, fails)[-1] == ""
+    fails()
+    assert capsys.readouterr().err == ""
 
 
 def test_zeros_are_no_mistakes() -> None:
