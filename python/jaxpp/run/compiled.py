@@ -68,14 +68,14 @@ class _Leaf:
     def keep(self, array: Any, values: list[_core.Value]) -> None:
         """Keeps copies of a small JAX array for the next call with the same array."""
         if self._keeps and isinstance(array, jax.Array):
-            # Without a callback, in which a Ctrl-C would be lost.
-            self._kept = weakref.ref(array), values
+            self._kept = weakref.ref(array, lambda _: setattr(self, "_kept", None)), values
 
     def kept(self, array: Any) -> list[_core.Value] | None:
         """The copies that were kept of this array, unless it has been deleted."""
-        if self._kept is None:
+        kept = self._kept  # the end of another array can reset it at any time
+        if kept is None:
             return None
-        known, values = self._kept
+        known, values = kept
         return values if known() is array and not array.is_deleted() else None
 
 
