@@ -36,6 +36,7 @@ __all__ = [
     "tree_text",
     "warn",
     "where_raised",
+    "without_partials",
 ]
 
 exclude_from_user_lines(os.path.dirname(__file__) + os.sep)
@@ -76,12 +77,17 @@ def here() -> str:
     return current_line() or "?"
 
 
+def without_partials(fun: Any) -> Any:
+    """The function that a `functools.partial` calls; any other one as it is."""
+    while isinstance(fun, functools.partial):
+        fun = fun.func
+    return fun
+
+
 def definition_line(fun: Any) -> str:
     """The line, as file:line, on which a function, method, partial or callable object is
     defined."""
-    while isinstance(fun, functools.partial):
-        fun = fun.func
-    fun = inspect.unwrap(fun)
+    fun = inspect.unwrap(without_partials(fun))
     code = getattr(fun, "__code__", None) or getattr(type(fun).__call__, "__code__", None)
     return f"{code.co_filename}:{code.co_firstlineno}" if code else here()
 

@@ -24,6 +24,7 @@ from jaxpp.errors import (
     tree_text,
     warn,
     where_raised,
+    without_partials,
 )
 from jaxpp.jax_internals.arrays import broadcast_prefix
 from jaxpp.jax_internals.jaxprs import discharged, drop_unused
@@ -77,7 +78,7 @@ def _broadcast(given: Any, tree: Any, what: str) -> list[Any]:
     """One spec, sharding, set of ranks or None per leaf."""
 
     def is_leaf(x: Any) -> bool:
-        return x is None or isinstance(x, PartitionSpec | jax.sharding.Sharding | Set | Ranks)
+        return x is None or isinstance(x, PartitionSpec | jax.sharding.Sharding)
 
     whose = "arguments" if what == "in_specs" else "results"
     if given is None:
@@ -199,9 +200,7 @@ def trace_function(
 
 def name_of(fun: Callable[..., Any]) -> str:
     """The name of a step in messages."""
-    while isinstance(fun, functools.partial):
-        fun = fun.func
-    return str(getattr(fun, "__name__", "step"))
+    return str(getattr(without_partials(fun), "__name__", "step"))
 
 
 def _output_names(out_tree: Any) -> list[str]:
