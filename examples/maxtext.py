@@ -33,24 +33,8 @@ devices = np.concatenate([m.devices for m in meshes], meshes[0].axis_names.index
 mesh = jaxpp.MpmdMesh(meshes[0].update(devices=devices), "stage")
 own_mesh = meshes[jax.process_index() * ranks // jax.process_count()]
 schedule = jaxpp.Interleaved1F1B(stages, ranks) if stages > ranks else jaxpp.Std1F1B(ranks)
-plain_scan, gradients = jax.lax.scan, train.gradient_accumulation_loss_and_grad
+plain_scan = jax.lax.scan
 apply_scanned, init_layers = Decoder._apply_layers_sequentially, Decoder._init_sequential_layers
-
-
-@patch.object(jax.lax, "scan", plain_scan)
-def accumulate(body, init, batches, length):
-    """MaxText's scan over microbatches. The sums in its carry start at zero."""
-    keys, others = nnx.split_state(init["rest_state"], nnx.RngKey, ...)
-
-    def one(xs):
-        own = jax.tree.map(jnp.vectorize(lambda key: jax.random.fold_in(key, xs[0])), keys)
-        sums, aux = body({**init, "rest_state": nnx.merge_state(own, others)}, xs[1])
-        counts = nnx.filter_state(sums.pop("rest_state"), nnx.Not(nnx.RngKey))
-        return {**sums, "ga_params": None}, counts, aux  # without the weights
-
-    xs, operation = (jnp.arange(length), batches), (jaxpp.Add, jaxpp.Max, jaxpp.Concat())
-    sums, counts, aux = jaxpp.treduce(one, xs, schedule, operation=operation)
-    return {**sums, "rest_state": counts}, aux
 
 
 def apply_in_stages(decoder, layers, *args, length, **kwargs):
@@ -93,8 +77,7 @@ Decoder._init_sequential_layers = init_in_stages
 maxtext_utils.get_mesh_from_config = lambda *_: own_mesh
 metrics = jaxpp.MpmdSharding(mesh, range(ranks), jax.sharding.PartitionSpec())
 jit = lambda step, out_shardings, **options: jaxpp.mpmd_jit_with_loop(  # noqa: E731
-    step, mesh, out_shardings=(out_shardings[0], metrics), **options
+    step, mesh, out_shardings=(out_shardings[0], metrics), schedule=schedule, **options
 )
 train_utils.jit_train_step = patch.object(jax, "jit", jit)(train_utils.jit_train_step)
-train.gradient_accumulation_loss_and_grad = patch.object(jax.lax, "scan", accumulate)(gradients)
 train.run(config, recorder)

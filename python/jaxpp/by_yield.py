@@ -60,8 +60,10 @@ class _OnePass:
 
 
 def _known(who: str, options: dict[str, Any]) -> dict[str, Any]:
-    """Refuses what is no option of `mpmd_jit_with_loop`, and leaves out what that ignores."""
-    unknown = options.keys() - inspect.signature(mpmd_jit_with_loop).parameters.keys()
+    """Refuses what is no option of `mpmd_jit_with_loop`, or is for loops only, and leaves out
+    what that ignores."""
+    taken = inspect.signature(mpmd_jit_with_loop).parameters.keys() - {"schedule"}
+    unknown = options.keys() - taken
     if unknown:
         raise TypeError(f"{who}() got an unexpected keyword argument {min(unknown)!r}")
     return {name: value for name, value in options.items() if name != "use_pgle"}

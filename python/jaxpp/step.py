@@ -106,7 +106,7 @@ class MpmdFunction:
 
     def _bind(self, call: Call) -> Any:
         """Traces the call as one equation."""
-        closed, out_tree = trace_function(self._fun, self._signature, call, self._options.mesh)
+        closed, out_tree = trace_function(self._fun, self._signature, call, self._options)
         return out_tree.unflatten(bind_step(name_of(self._fun), closed, call.leaves))
 
     def _compile(self, call: Call, traced: Traced | None = None) -> CompiledStep:
@@ -150,7 +150,7 @@ class MpmdFunction:
         """The step's jaxpr for these arguments, like `jax.jit(...).trace`."""
         call = self._concrete(args, kwargs)
         self._key(call)
-        closed, out_tree = trace_function(self._fun, self._signature, call, self._options.mesh)
+        closed, out_tree = trace_function(self._fun, self._signature, call, self._options)
         return TracedStep(self, call, closed, out_tree)
 
     def lower(self, *args: Any, **kwargs: Any) -> LoweredStep:
@@ -422,6 +422,7 @@ def make_options(
     fsdp: Any = None,
     offload: Any = None,
     out_ranks: Any = None,
+    schedule: Any = None,
 ) -> Options:
     """Checks the arguments of the API function `who`."""
     check_function(who, fun, mpmd_mesh)
@@ -444,6 +445,7 @@ def make_options(
         memory_limits_of(host_limit, mpmd_mesh, who),
         None if offload is None else flag_of(offload, "offload", who),
         out_ranks,
+        schedule,
     )
 
 
@@ -466,9 +468,11 @@ def mpmd_jit_with_loop(
     reduce_once: bool = True,
     fsdp: str | Callable[[str, Any], str | None] | None = None,
     offload: bool | None = None,
+    schedule: Any = None,
     use_pgle: bool = False,
 ) -> Any:
-    """Pipelines a training step that contains a `treduce`.
+    """Pipelines a training step that contains a `treduce`, or a `jax.lax.scan` over
+    microbatches.
 
     Args:
       fun: the step. Arguments and results are pytrees of arrays.
@@ -503,6 +507,9 @@ def mpmd_jit_with_loop(
       offload: whether activations wait in pinned host memory from the forward of a stage to its
         backward, except those of the last stage, whose backward comes next, and those of less
         than 4 KiB. None: on ranks whose memory limit cannot hold them.
+      schedule: of each `jax.lax.scan` over microbatches in the step, which runs the function
+        with the stage marks and its gradients. Its carries must be sums or maxima over the
+        microbatches, unless they depend on no stage. None: the step uses `treduce`.
       use_pgle: accepted for compatibility and ignored: no task is recompiled
         from a profile.
 

@@ -40,6 +40,7 @@ __all__ = [
     "is_transposed",
     "is_unspecified",
     "jaxprs_in",
+    "names_of",
     "never_recompute",
     "new_var",
     "printed_lines",
@@ -92,6 +93,15 @@ def changed_jaxpr(closed: ClosedJaxpr, **changes: Any) -> ClosedJaxpr:
     """A jaxpr with other `invars`, `outvars` or `eqns`, and without debug information."""
     names = closed.jaxpr.debug_info.with_unknown_names()
     return ClosedJaxpr(closed.jaxpr.replace(debug_info=names, **changes), closed.consts)
+
+
+# JAX 0.10.2, 0.11.2: Jaxpr.debug_info, arg_names and result_paths.
+def names_of(closed: ClosedJaxpr) -> tuple[list[str], list[str]]:
+    """The user's names of the arguments and of the results, such as "acc['loss']" and
+    "result[0]['loss']"; empty where JAX knows none."""
+    info = closed.jaxpr.debug_info
+    args, results = info.safe_arg_names, info.safe_result_paths
+    return list(args(len(closed.in_avals))), list(results(len(closed.out_avals)))
 
 
 # JAX 0.10.2, 0.11.2: core.Var.

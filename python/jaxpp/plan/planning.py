@@ -47,6 +47,7 @@ from jaxpp.trace.front import FrontLoop, Graph
 from jaxpp.trace.gather import Gather
 from jaxpp.trace.graph import build_graph
 from jaxpp.trace.loop import refuse_refs_from_outside, warn_of_marks_without_loop
+from jaxpp.trace.scans import scans_to_loops
 from jaxpp.trace.stacked import cut_results, part_step, parts_of_leaves
 from jaxpp.trace.written import Place, cut_parted, place_of
 
@@ -166,7 +167,7 @@ def _result_ranks(
 
 
 def trace_function(
-    fun: Callable[..., Any], signature: Signature, call: Call, mesh: MpmdMesh
+    fun: Callable[..., Any], signature: Signature, call: Call, options: Options
 ) -> Any:
     """The step's jaxpr on flat arguments, and the tree of its results."""
     out_trees = []
@@ -182,7 +183,7 @@ def trace_function(
 
     signature.name_after(flat_fun, fun, call)
     structs = [struct_of(leaf) for leaf in call.leaves]
-    with mesh.tracing_context():
+    with options.mesh.tracing_context():
         try:
             closed = jax.make_jaxpr(flat_fun)(*structs)
         except ValueError as error:
@@ -195,6 +196,9 @@ def trace_function(
             ) from None
     refuse_refs_from_outside(closed, f"step {name_of(fun)}")
     closed = discharged(closed)
+    if options.schedule is not None:
+        with options.mesh.tracing_context():
+            closed = scans_to_loops(closed, options.schedule, options.who)
     return ClosedJaxpr(drop_unused(closed.jaxpr), closed.consts), out_trees[-1]
 
 
@@ -479,7 +483,7 @@ def _trace_call(
         _spec_of_leaf(mesh, leaf) if spec is None else spec
         for spec, leaf in zip(in_specs, call.leaves, strict=True)
     ]
-    closed, out_tree = trace_function(fun, signature, call, mesh)
+    closed, out_tree = trace_function(fun, signature, call, options)
     warn_of_marks_without_loop(closed.jaxpr)
     name, out_names = name_of(fun), _output_names(out_tree)
     results = jax.tree.unflatten(out_tree, closed.out_avals)
@@ -511,7 +515,7 @@ def _trace_written(
     """A program written by hand, with its arguments and results where the user has placed
     them."""
     mesh, (names, _) = options.mesh, signature.describe(call)
-    closed, out_tree = trace_function(fun, signature, call, mesh)
+    closed, out_tree = trace_function(fun, signature, call, options)
     # The trace has checked that the shardings are a prefix of the arguments.
     places = [
         place_of(sharding, mesh, f"{options.who}: in_shardings")

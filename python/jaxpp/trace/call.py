@@ -70,6 +70,7 @@ class Options:
     # Activations wait in pinned host memory for their backward. None: if the limits need it.
     offload: bool | None = None
     out_ranks: Any = None  # a pytree prefix of the results: the ranks that must have each
+    schedule: Any = None  # of the scans over microbatches; None: there are none
     written: bool = False  # by hand, with `jaxpp.experimental.mpmd`
 
 

@@ -40,6 +40,7 @@ from jaxpp.trace.marks import collecting_marks, find_mistake, first_mark
 
 __all__ = [
     "loop_p",
+    "microbatch_of",
     "refuse_refs_from_outside",
     "run_loop",
     "treduce",
@@ -124,7 +125,14 @@ ad.primitive_jvps[loop_p] = _refuse_transform("differentiated", "jax.grad")
 batching.primitive_batchers[loop_p] = _refuse_transform("vmapped", "jax.vmap")
 
 
-def _match_operations(operation: Any, result: Any, length: int, title: str) -> tuple[Any, ...]:
+def _names_of(result: Any) -> list[str]:
+    leaves = jax.tree_util.tree_leaves_with_path(result)
+    return ["result" + jax.tree_util.keystr(path) for path, _ in leaves]
+
+
+def _match_operations(
+    operation: Any, result: Any, names: Sequence[str], length: int, title: str
+) -> tuple[Any, ...]:
     """One operation per leaf of `result`."""
     try:
         per_leaf = broadcast_prefix(operation, result)
@@ -137,9 +145,7 @@ def _match_operations(operation: Any, result: Any, length: int, title: str) -> t
             "Give one operation (Add, Max, Concat()) for the whole result or for each part.",
         ) from None
     operations = []
-    for given, (path, value) in zip(
-        per_leaf, jax.tree_util.tree_leaves_with_path(result), strict=True
-    ):
+    for given, name, value in zip(per_leaf, names, jax.tree.leaves(result), strict=True):
         operation = normalize(given)
         if operation is None:
             raise make_error(
@@ -148,7 +154,7 @@ def _match_operations(operation: Any, result: Any, length: int, title: str) -> t
                 "or an object with state(n, value) and update(state, value, i)",
                 wrong_type=True,
             )
-        _check_operation(operation, length, value, "result" + jax.tree_util.keystr(path), title)
+        _check_operation(operation, length, value, name, title)
         operations.append(operation)
     return tuple(operations)
 
@@ -238,11 +244,13 @@ def run_loop(
     operation: Any,
     title: str,
     note: str | None = None,
+    names: Sequence[str] | None = None,
 ) -> Any:
     """Traces a loop of `body(i)`, which calls the user's `fun`.
 
     `schedule` is any object with a `build` like `BaseSchedule`'s. `title` is the loop's name in
-    messages, "treduce at FILE:LINE". `note` is added to exceptions that `fun` raises.
+    messages, "treduce at FILE:LINE". `note` is added to exceptions that `fun` raises. `names`
+    are those of the result's leaves in messages, by default their paths.
     """
     if isinstance(schedule, type) or not hasattr(schedule, "build"):
         raise make_error(
@@ -280,7 +288,8 @@ def run_loop(
             raise closed_over_error(const)
     refuse_refs_from_outside(closed, title)
     closed = discharged(closed)
-    operations = _match_operations(operation, result, length, title)
+    names = names or _names_of(result)
+    operations = _match_operations(operation, result, names, length, title)
     if operation is _DEFAULT:
         _warn_of_stacked_gradients(closed, result, operations, title)
     try:
@@ -290,10 +299,7 @@ def run_loop(
             length=length,
             schedule=schedule,
             operations=operations,
-            names=tuple(
-                "result" + jax.tree_util.keystr(path)
-                for path, _ in jax.tree_util.tree_leaves_with_path(result)
-            ),
+            names=tuple(names),
             title=title,
             mistake=find_mistake(closed.jaxpr, bound, _stages_of(schedule)),
         )
@@ -321,7 +327,9 @@ def _run_eagerly(
         result = body(index)
         values, tree = jax.tree.flatten(jax.tree.map(jnp.asarray, result))
         if i == 0:
-            operations = _match_operations(operation, tree.unflatten(values), length, title)
+            result = tree.unflatten(values)
+            names = _names_of(result)
+            operations = _match_operations(operation, result, names, length, title)
             states = _first_states(operations, values, length)
         states = _updated(operations, states, values, index)
     return jax.tree.unflatten(tree, states)
@@ -369,7 +377,8 @@ def warn_of_marks_without_loop(jaxpr: Jaxpr) -> None:
     warn(
         f"the stage mark at {line or '?'} is outside treduce, and the step has no treduce, so "
         "nothing is pipelined. Call the function with the marks in treduce, over "
-        "microbatches, or use mpmd_jit_by_yield",
+        "microbatches, or use mpmd_jit_by_yield; if a jax.lax.scan over microbatches calls it, "
+        "give mpmd_jit_with_loop a schedule",
         line,
     )
 
@@ -461,6 +470,12 @@ def _note_of_microbatches(xs: Any, length: int, axis: int) -> str | None:
     )
 
 
+def microbatch_of(x: jax.Array, i: jax.Array, axis: int = 0) -> jax.Array:
+    """Microbatch `i` of an array with all of them along an axis."""
+    index = i.astype(jnp.uint32)  # unsigned, so that indexing adds no ops for negative numbers
+    return jax.lax.dynamic_index_in_dim(x, index, axis, keepdims=False)
+
+
 def treduce(
     fun: Callable[[Any], Any],
     xs: Any,
@@ -487,12 +502,7 @@ def treduce(
     title = f"treduce at {here()}"
 
     def run_one(i: jax.Array) -> Any:
-        def cut(x: Any) -> jax.Array:
-            # Unsigned, so that indexing adds no ops for negative numbers.
-            index = i.astype(jnp.uint32)
-            return jax.lax.dynamic_index_in_dim(x, index, axis, keepdims=False)
-
-        return fun(jax.tree.map(cut, xs))
+        return fun(jax.tree.map(lambda x: microbatch_of(x, i, axis), xs))
 
     note = _note_of_microbatches(xs, length, axis)
     return run_loop(run_one, fun, length, schedule, operation, title, note)

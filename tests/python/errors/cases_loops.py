@@ -77,6 +77,36 @@ case(
     "top level",
 )
 case(
+    "A scan over microbatches whose iterations wait for each other",
+    "unsupported",
+    lambda: JIT(m.scan_with_updates, mesh(), schedule=TWO)(m.params(), m.batch()),
+    "jax.lax.scan at ",
+    "mistakes.py:",
+    "its carry ws[0], float32[4,4], depends on the stages",
+    "only add to",
+)
+case(
+    "The gradient of a scan over microbatches",
+    "unsupported",
+    lambda: JIT(m.gradient_of_scan, mesh(), schedule=TWO)(m.params(), m.batch()),
+    "jax.lax.scan at ",
+    "is differentiated",
+    "expected jax.value_and_grad inside",
+)
+case(
+    "A schedule for a scan that has no marks",
+    "schedule",
+    lambda: JIT(m.training_step(TWO), mesh(), schedule=TWO)(m.params(), m.batch()),
+    "found none in the step",
+)
+case(
+    "A schedule of a scan that is a name",
+    "schedule",
+    lambda: JIT(m.scan_of_losses, mesh(), schedule="1f1b")(m.params(), m.batch()),
+    "jax.lax.scan at ",
+    "schedule='1f1b'",
+)
+case(
     "The gradient of a loop",
     "unsupported",
     lambda: JIT(m.gradient_of_loop, mesh())(m.params(), m.batch()),

@@ -189,6 +189,27 @@ def loop_in_scan(xs: jax.Array) -> Any:
     return jax.lax.scan(lambda c, x: (c, forward(x)), 0, jnp.stack([xs, xs]))
 
 
+def scan_with_updates(ws: list[jax.Array], xs: jax.Array) -> Any:
+    """Updates the weights after every microbatch."""
+
+    def one(ws: list[jax.Array], x: jax.Array) -> Any:
+        total, grads = jax.value_and_grad(loss)(ws, x)
+        return [w - 0.1 * g for w, g in zip(ws, grads, strict=True)], total
+
+    return jax.lax.scan(one, ws, xs)
+
+
+def scan_of_losses(ws: list[jax.Array], xs: jax.Array) -> Any:
+    def one(total: jax.Array, x: jax.Array) -> Any:
+        return total + loss(ws, x), None
+
+    return jax.lax.scan(one, jnp.float32(0), xs)[0]
+
+
+def gradient_of_scan(ws: list[jax.Array], xs: jax.Array) -> Any:
+    return jax.grad(scan_of_losses)(ws, xs)
+
+
 def gradient_of_loop(ws: list[jax.Array], xs: jax.Array) -> Any:
     def total(ws: list[jax.Array]) -> jax.Array:
         return jaxpp.treduce(lambda x: loss(ws, x), xs, jaxpp.Std1F1B(2), operation=jaxpp.Add)

@@ -185,6 +185,7 @@ _OPTIONS = (
     "passed on",  # an argument that is returned unchanged
     "explicit axes",
     "left",  # results on given ranks
+    "scan over microbatches",  # in place of treduce
 )
 
 
@@ -415,7 +416,7 @@ def make_case(seed: int) -> Case:
 # --- As a pipeline and in plain JAX -----------------------------------------------------
 
 
-def _plain(case: Case) -> Callable[..., Any]:
+def _scan_over_microbatches(case: Case) -> Callable[..., Any]:
     def reduce(one: Any) -> Any:
         shapes = jax.eval_shape(one, jax.ShapeDtypeStruct((), jnp.int32))[:2]
         zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
@@ -430,7 +431,11 @@ def _plain(case: Case) -> Callable[..., Any]:
             aux["largest"] = [jnp.max(v) for v in aux["largest"]]
         return value, grads, aux
 
-    return jax.jit(case.step(reduce, lambda x: x, lambda x: x))
+    return reduce
+
+
+def _plain(case: Case) -> Callable[..., Any]:
+    return jax.jit(case.step(_scan_over_microbatches(case), lambda x: x, lambda x: x))
 
 
 def _specs(case: Case, mesh: Any) -> Any:
@@ -481,6 +486,8 @@ def pipelined(case: Case, mesh: Any, in_specs: Any = None) -> Callable[..., Any]
         options["in_specs"] = in_specs
     if "donated" in case.options:
         options["donate_argnums"] = (0, 1)
+    if "scan over microbatches" in case.options:
+        reduce, options["schedule"] = _scan_over_microbatches(case), case.schedule
     step = case.step(reduce, jaxpp.mark_stage_end, constrain)
     return jaxpp.mpmd_jit_with_loop(step, mesh, **options)
 
