@@ -29,6 +29,7 @@ COMMON = [
     *("base_num_query_heads=4", "base_num_kv_heads=2", "head_dim=8"),
 ]
 LLAMA = ["decoder_block=llama2", "base_num_decoder_layers=4"]
+DROPOUT = ["dropout_rate=0.1", "enable_dropout=True"]
 DEEPSEEK = [
     *("model_name=deepseek3-tiny", "base_num_decoder_layers=4", "first_num_dense_layers=1"),
     *("base_num_kv_heads=4", "base_moe_mlp_dim=32", "num_experts=4", "num_experts_per_tok=2"),
@@ -78,6 +79,8 @@ def train_pipelined(folder: pathlib.Path, ranks: int, devices: int, *keys: str) 
     [
         pytest.param(2, 1, LLAMA, 1, id="scanned"),
         pytest.param(2, 1, [*LLAMA, "scan_layers=False"], 1, id="unscanned"),
+        pytest.param(2, 1, [*LLAMA, *DROPOUT], 1, id="dropout"),
+        pytest.param(2, 1, [*LLAMA, *DROPOUT, "scan_layers=False"], 1, id="dropout, unscanned"),
         pytest.param(4, 1, LLAMA, 1, id="four ranks"),
         pytest.param(2, 1, LLAMA, 2, id="two stages a rank"),
         pytest.param(2, 2, [*LLAMA, "ici_fsdp_parallelism=2"], 1, id="fsdp"),

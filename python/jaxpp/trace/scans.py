@@ -1,10 +1,10 @@
 """Scans over microbatches, which become loops of the pipeline.
 
-The iterations of a loop do not wait for each other, so a state that a scan carries from one to the
-next must be one of these:
+The iterations of a loop do not wait for each other, so a state that a scan carries from one to
+the next must be one of these:
 
 - constant: no iteration changes it;
-- a reduction: each iteration only adds a value to it, or takes the maximum of both. The loop
+- reduced: each iteration only adds a value to it, or takes the maximum of both. The loop
   reduces the values, and the initial state is added after it;
 - known in advance: it depends on no stage, such as a counter or a key. A scan before the loop
   computes it for every microbatch;
@@ -13,8 +13,7 @@ next must be one of these:
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import jax
@@ -39,196 +38,20 @@ from jaxpp.trace.marks import first_mark, holds_marks
 
 __all__ = ["scans_to_loops"]
 
-_OPERATIONS = {"add": Add(), "add_any": Add(), "max": Max()}
-
-
-def _is_marked(eqn: JaxprEqn) -> bool:
-    return eqn.primitive.name == "scan" and any(map(holds_marks, jaxprs_in(eqn.params)))
-
-
-# --- The states of a scan ---------------------------------------------------------------
-
-
-class _States:
-    """What becomes of the states that a scan carries, each given by its number."""
-
-    def __init__(self, eqn: JaxprEqn) -> None:
-        self.title = f"jax.lax.scan at {user_line(eqn) or '?'}"
-        self.closed: ClosedJaxpr = eqn.params["jaxpr"]
-        jaxpr = self.closed.jaxpr
-        self.num_consts, self.num_states = scan_sizes(eqn.params)
-        self.states = jaxpr.invars[self.num_consts : self.num_consts + self.num_states]
-        self.outs = jaxpr.outvars[: self.num_states]
-        self.readers: dict[Var, list[JaxprEqn | None]] = {}  # None: the result
-        for reader in (*jaxpr.eqns, None):
-            for v in reader.invars if reader else jaxpr.outvars:
-                if isinstance(v, Var):
-                    self.readers.setdefault(v, []).append(reader)
-        self.reduced: dict[int, Add | Max] = {}
-        self.steps: list[JaxprEqn] = []  # the equations that only reduce
-        for k, (state, out) in enumerate(zip(self.states, self.outs, strict=True)):
-            if out is not state:
-                self._follow(k)
-        self.known = self._find_known()
-        changed = set(range(self.num_states)) - self.known - self.reduced.keys()
-        self.constant = {k for k in changed if self.outs[k] is self.states[k]}
-        self.replaced = changed - self.constant
-        self._refuse_read(self.replaced)
-
-    def _follow(self, k: int) -> None:
-        """Finds out whether the iteration does nothing with a state but reduce into it."""
-        value, operation, steps = self.states[k], None, []
-        while len(readers := self.readers.get(value, [])) == 1 and readers[0] is not None:
-            (eqn,) = readers
-            given, own = eqn.outvars[0].aval, _OPERATIONS.get(eqn.primitive.name)
-            same = (given.shape, given.dtype) == (value.aval.shape, value.aval.dtype)
-            is_step = own is not None and operation in (None, own)
-            if not same or not (is_step or eqn.primitive.name in _UNCHANGING):
-                return
-            operation = own or operation
-            steps.append(eqn)
-            value = eqn.outvars[0]
-        if operation is not None and value is self.outs[k]:
-            self.reduced[k] = operation
-            self.steps += steps
-
-    def _find_known(self) -> set[int]:
-        """The states that depend on no stage and on no effect."""
-        candidates = {
-            k
-            for k in range(self.num_states)
-            if k not in self.reduced and self.outs[k] is not self.states[k]
-        }
-        needs = {k: self._needs([k]) for k in candidates}
-        unknown = {k for k in candidates if needs[k] is None}
-        while more := {k for k in candidates - unknown if needs[k] & unknown}:
-            unknown |= more
-        return candidates - unknown
-
-    def _needs(self, numbers: list[int]) -> set[int] | None:
-        """The states that those of the next iteration depend on; None if they depend on a
-        stage or an effect."""
-        part = self.part(numbers)
-        atoms = [*part.outvars, *(v for eqn in part.eqns for v in eqn.invars)]
-        used = {v for v in atoms if isinstance(v, Var)}
-        made = {v for eqn in part.eqns for v in eqn.outvars}
-        if holds_marks(part) or used - made - {*part.invars, *part.constvars}:
-            return None
-        return {k for k, v in enumerate(self.states) if v in used}
-
-    def part(self, numbers: Collection[int]) -> Jaxpr:
-        """The part of the iteration that computes the next of some states, without what has
-        an effect."""
-        jaxpr = self.closed.jaxpr
-        quiet = changed_jaxpr(self.closed, eqns=[eqn for eqn in jaxpr.eqns if not eqn.effects])
-        return drop_unused(quiet.jaxpr, [k in numbers for k in range(len(jaxpr.outvars))])
-
-    def _refuse_read(self, numbers: set[int]) -> None:
-        for k in sorted(numbers):
-            state = self.states[k]
-            if state not in self.readers:
-                continue
-            reader = self.readers[state][0]
-            line = user_line(reader) if reader else None
-            names, _ = names_of(self.closed)
-            name = names[self.num_consts + k] or f"carry {k}"
-            raise make_error(
-                "unsupported",
-                f"{self.title}: its carry {name}, {state.aval.str_short()}, depends on the "
-                f"stages, and {line or 'the iteration'} reads it, so a microbatch would wait "
-                "until the one before has passed all stages; expected a carry that iterations "
-                "only add to or take the maximum with, or that depends on no stage, such as a "
-                "counter or a key.\n"
-                "Read the sum after the scan, or stack the values of the microbatches",
-            )
-
-    # --- Their iterations ---
-
-    def body(self) -> ClosedJaxpr:
-        """The iteration with its values to reduce in place of the reduced states."""
-        values: dict[Any, Any] = {self.states[k]: None for k in self.reduced}
-        steps, eqns = set(map(id, self.steps)), []
-
-        def read(atom: Any) -> Any:
-            return values.get(atom, atom) if isinstance(atom, Var) else atom
-
-        for eqn in self.closed.jaxpr.eqns:
-            operands = [read(v) for v in eqn.invars]
-            if id(eqn) in steps and None in operands:  # there is no state to reduce into
-                (values[eqn.outvars[0]],) = [o for o in operands if o is not None] or [None]
-            else:
-                eqns.append(eqn.replace(invars=operands))
-        outs = [read(v) for v in self.closed.jaxpr.outvars]
-        return changed_jaxpr(self.closed, eqns=eqns, outvars=outs)
-
+_OPERATIONS: dict[str, Add | Max] = {"add": Add(), "add_any": Add(), "max": Max()}
 
 # Equations that leave their operand as it is if its shape and dtype stay the same.
 _UNCHANGING = {"convert_element_type", "sharding_constraint"}
 
 
-# --- The loop ---------------------------------------------------------------------------
+# --- Evaluation -------------------------------------------------------------------------
+
+# Computes the results of an equation from its operands; None: as the equation does.
+_Handle = Callable[[JaxprEqn, list[Any]], list[Any] | None]
 
 
-def _run_as_loop(eqn: JaxprEqn, operands: Sequence[Any], schedule: Any) -> list[Any]:
-    """The results of a scan over microbatches, from a loop."""
-    states = _States(eqn)
-    params, count = eqn.params, states.num_states
-    operands = [
-        jnp.asarray(o, v.aval.dtype) if isinstance(v, Literal) else o
-        for o, v in zip(operands, eqn.invars, strict=True)
-    ]
-    consts = operands[: states.num_consts]
-    first = operands[states.num_consts : states.num_consts + count]
-    rows = tuple(operands[states.num_consts + count :])
-    known = sorted(states.known)
-
-    def filled(current: Sequence[Any]) -> list[Any]:
-        state = list(first)
-        for k, value in zip(known, current, strict=True):
-            state[k] = value
-        return state
-
-    last: Sequence[Any] = ()
-    before: Sequence[Any] = ()
-    if known:
-        advance = jaxpr_as_fun(ClosedJaxpr(states.part(known), states.closed.consts))
-
-        def run_advance(current: Any, row: Any) -> tuple[Any, Any]:
-            return advance(*consts, *filled(current), *row), current
-
-        given = [first[k] for k in known]
-        length, reverse = params["length"], params["reverse"]
-        last, before = jax.lax.scan(run_advance, given, rows, length, reverse)
-    left = [k for k in range(len(eqn.outvars)) if k not in states.known | states.constant]
-    run_body = jaxpr_as_fun(states.body())
-
-    def run_one(i: jax.Array) -> list[Any]:
-        current, row = ([microbatch_of(x, i) for x in xs] for xs in (before, rows))
-        outs = run_body(*consts, *filled(current), *row)
-        return [jnp.asarray(outs[k]) for k in left]
-
-    _, names = names_of(states.closed)
-    operations = [states.reduced.get(k, Concat()) for k in left]
-    found = run_loop(
-        run_one,
-        run_one,
-        params["length"],
-        schedule,
-        operations,
-        states.title,
-        names=[names[k] for k in left],
-    )
-    results = dict(zip(left, found, strict=True))
-    for k, operation in states.reduced.items():
-        results[k] = accumulate(operation, first[k], results[k], None)
-    for k in states.replaced:
-        results[k] = results[k][0 if params["reverse"] else -1]
-    results.update((k, first[k]) for k in states.constant)
-    results.update(zip(known, last, strict=True))
-    return [results[k] for k in range(len(eqn.outvars))]
-
-
-def _evaluate(closed: ClosedJaxpr, args: Sequence[Any], schedule: Any) -> list[Any]:
+def _evaluate(called: ClosedJaxpr | Jaxpr, args: Sequence[Any], handle: _Handle) -> list[Any]:
+    closed = called if isinstance(called, ClosedJaxpr) else ClosedJaxpr(called, ())
     env: dict[Var, Any] = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
     env.update(zip(closed.jaxpr.invars, args, strict=True))
 
@@ -236,18 +59,223 @@ def _evaluate(closed: ClosedJaxpr, args: Sequence[Any], schedule: Any) -> list[A
         return atom.val if isinstance(atom, Literal) else env[atom]
 
     for eqn in closed.jaxpr.eqns:
-        operands = [read(v) for v in eqn.invars]
-        called = inlined(eqn)
         with settings_of(eqn), at_line_of(eqn):
-            if _is_marked(eqn):
-                outs = _run_as_loop(eqn, operands, schedule)
-            elif called is not None and _marked_scans(called):
-                inner = called if isinstance(called, ClosedJaxpr) else ClosedJaxpr(called, ())
-                outs = _evaluate(inner, operands, schedule)
-            else:
+            operands = [read(v) for v in eqn.invars]
+            outs = handle(eqn, operands)
+            if outs is None:
                 outs = bind(eqn.primitive, eqn.params, operands)
         env.update(zip(eqn.outvars, outs, strict=True))
     return [read(v) for v in closed.jaxpr.outvars]
+
+
+def _with_calls_inlined(closed: ClosedJaxpr, numbers: range) -> ClosedJaxpr:
+    """The jaxpr with the calls inlined that take one of these arguments."""
+    chosen = set(closed.jaxpr.invars[numbers.start : numbers.stop])
+    if not any(inlined(eqn) and chosen.intersection(_variables(eqn)) for eqn in closed.eqns):
+        return closed
+
+    def run(*args: Any) -> list[Any]:
+        taken = {id(args[k]) for k in numbers}
+
+        def inline(eqn: JaxprEqn, operands: list[Any]) -> list[Any] | None:
+            called = inlined(eqn)
+            if called is None or not any(id(o) in taken for o in operands):
+                return None
+            return _evaluate(called, operands, inline)
+
+        return _evaluate(closed, args, inline)
+
+    return jax.make_jaxpr(run)(*closed.in_avals)
+
+
+def _variables(eqn: JaxprEqn) -> list[Var]:
+    return [v for v in eqn.invars if isinstance(v, Var)]
+
+
+# --- The states of a scan ---------------------------------------------------------------
+
+
+class _Scan:
+    """A scan over microbatches. Its states are given by their numbers.
+
+    Attributes:
+      title: its name in messages.
+      body: an iteration.
+      constant, reduced, known, replaced: the states of each kind; of those that are reduced,
+        how.
+    """
+
+    def __init__(self, eqn: JaxprEqn) -> None:
+        self.title = f"jax.lax.scan at {user_line(eqn) or '?'}"
+        self.length, self.reverse = eqn.params["length"], eqn.params["reverse"]
+        given: ClosedJaxpr = eqn.params["jaxpr"]
+        self.arg_names, self.names = names_of(given)
+        self.num_consts, self.num_states = scan_sizes(eqn.params)
+        end = self.num_consts + self.num_states
+        self.body = _with_calls_inlined(given, range(self.num_consts, end))
+        jaxpr = self.body.jaxpr
+        self._states = jaxpr.invars[self.num_consts : end]
+        self._nexts = jaxpr.outvars[: self.num_states]
+        self._readers: dict[Var, list[JaxprEqn | None]] = {}  # None: it is a result
+        for reader in (*jaxpr.eqns, None):
+            for v in _variables(reader) if reader else jaxpr.outvars:
+                if isinstance(v, Var):
+                    self._readers.setdefault(v, []).append(reader)
+        self._steps: list[JaxprEqn] = []  # the equations that only reduce
+        numbers = range(self.num_states)
+        self.constant = {k for k in numbers if self._nexts[k] is self._states[k]}
+        self.reduced: dict[int, Add | Max] = {}
+        readers = {k: self._find_reduction(k) for k in numbers if k not in self.constant}
+        self.known = self._find_known(readers.keys() - self.reduced)
+        self.replaced = readers.keys() - self.reduced - self.known
+        for k in sorted(self.replaced):
+            if self._states[k] in self._readers:
+                self._refuse(k, readers[k])
+
+    def _find_reduction(self, k: int) -> JaxprEqn | None:
+        """Finds out whether an iteration only reduces a value into a state. If not, returns
+        an equation that reads the state for something else, or None if that is a result."""
+        value, steps = self._states[k], []
+        operation: Add | Max | None = None
+        while value is not self._nexts[k] or len(self._readers[value]) > 1:
+            # A reader that does something else comes first.
+            reader, *others = sorted(self._readers.get(value, [None]), key=self._is_reduction)
+            if reader is None or others or not self._is_reduction(reader):
+                return reader
+            own = _OPERATIONS.get(reader.primitive.name, operation)
+            if operation not in (None, own):
+                return reader
+            operation = own
+            steps.append(reader)
+            value = reader.outvars[0]
+        if operation is not None:
+            self.reduced[k] = operation
+            self._steps += steps
+        return None
+
+    @staticmethod
+    def _is_reduction(eqn: JaxprEqn | None) -> bool:
+        if eqn is None or eqn.primitive.name not in (*_OPERATIONS, *_UNCHANGING):
+            return False
+        types = {(v.aval.shape, v.aval.dtype) for v in (*eqn.invars, *eqn.outvars)}
+        return len(types) == 1
+
+    def _find_known(self, candidates: set[int]) -> set[int]:
+        """The states that depend on no stage and on no effect."""
+        needs = {k: self._needs(k) for k in candidates}
+        unknown = {k for k in candidates if needs[k] is None}
+        while more := {k for k in candidates - unknown if unknown.intersection(needs[k] or ())}:
+            unknown |= more
+        return candidates - unknown
+
+    def _needs(self, k: int) -> set[int] | None:
+        """The states that the next one depends on; None if it depends on a stage or an
+        effect."""
+        part = self.part([k])
+        atoms = [*part.outvars, *(v for eqn in part.eqns for v in eqn.invars)]
+        used = {v for v in atoms if isinstance(v, Var)}
+        made = {v for eqn in part.eqns for v in eqn.outvars}
+        if holds_marks(part) or used - made - {*part.invars, *part.constvars}:
+            return None
+        return {n for n, v in enumerate(self._states) if v in used}
+
+    def part(self, numbers: Collection[int]) -> Jaxpr:
+        """The part of an iteration that computes the next of some states, without what has
+        an effect."""
+        eqns = [eqn for eqn in self.body.eqns if not eqn.effects]
+        jaxpr = changed_jaxpr(self.body, eqns=eqns).jaxpr
+        return drop_unused(jaxpr, [k in numbers for k in range(len(jaxpr.outvars))])
+
+    def _refuse(self, k: int, reader: JaxprEqn | None) -> None:
+        name = self.arg_names[self.num_consts + k] or f"state {k}"
+        line = user_line(reader) if reader else None
+        use = f"{line or 'the iteration'} reads it" if reader else "each iteration returns it as well"
+        raise make_error(
+            "unsupported",
+            f"{self.title}: its carry {name}, {self._states[k].aval.str_short()}, depends on "
+            f"the stages, and {use}, so a microbatch would wait until the one before has "
+            "passed all stages; expected a carry that iterations only add to or take the "
+            "maximum with, or that depends on no stage, such as a counter or a key.\n"
+            "Read the sum after the scan, or stack the values of the microbatches",
+        )
+
+    def without_reductions(self) -> ClosedJaxpr:
+        """The iteration with the values to reduce as its results, in place of the states that
+        they are reduced into."""
+        values: dict[Any, Any] = {self._states[k]: None for k in self.reduced}
+        steps, eqns = set(map(id, self._steps)), []
+
+        def read(atom: Any) -> Any:
+            return values.get(atom, atom) if isinstance(atom, Var) else atom
+
+        for eqn in self.body.eqns:
+            operands = [read(v) for v in eqn.invars]
+            if id(eqn) in steps and None in operands:  # there is no value yet
+                others = [o for o in operands if o is not None]
+                values[eqn.outvars[0]] = others[0] if others else None
+            else:
+                eqns.append(eqn.replace(invars=operands))
+        outs = [read(v) for v in self.body.jaxpr.outvars]
+        return changed_jaxpr(self.body, eqns=eqns, outvars=outs)
+
+
+# --- The loop ---------------------------------------------------------------------------
+
+
+def _run_as_loop(eqn: JaxprEqn, operands: Sequence[Any], schedule: Any) -> list[Any]:
+    """The results of a scan over microbatches, from a loop."""
+    scan = _Scan(eqn)
+    operands = [
+        jnp.asarray(o, v.aval.dtype) if isinstance(v, Literal) else o
+        for o, v in zip(operands, eqn.invars, strict=True)
+    ]
+    known, end = sorted(scan.known), scan.num_consts + scan.num_states
+    first, rows = operands[scan.num_consts : end], tuple(operands[end:])
+
+    def arguments(states: Sequence[Any], row: Sequence[Any]) -> list[Any]:
+        """Those of an iteration, from the states known in advance and its row."""
+        found = list(operands[:end])
+        for k, state in zip(known, states, strict=True):
+            found[scan.num_consts + k] = state
+        return [*found, *row]
+
+    advance = jaxpr_as_fun(ClosedJaxpr(scan.part(known), scan.body.consts))
+    body = jaxpr_as_fun(scan.without_reductions())
+    last, before = (
+        jax.lax.scan(
+            lambda states, row: (advance(*arguments(states, row)), states),
+            [first[k] for k in known],
+            rows,
+            scan.length,
+            scan.reverse,
+        )
+        if known
+        else ((), ())
+    )
+    left = [k for k in range(len(eqn.outvars)) if k not in scan.known | scan.constant]
+
+    def run_one(i: jax.Array) -> list[Any]:
+        states, row = ([microbatch_of(x, i) for x in xs] for xs in (before, rows))
+        outs = body(*arguments(states, row))
+        return [jnp.asarray(outs[k]) for k in left]
+
+    names = [scan.names[k] for k in left]
+    operations = [scan.reduced.get(k, Concat()) for k in left]
+    found = run_loop(
+        run_one, run_one, scan.length, schedule, operations, scan.title, names=names
+    )
+    results = dict(zip(left, found, strict=True))
+    for k, operation in scan.reduced.items():
+        results[k] = accumulate(operation, first[k], results[k], None)
+    for k in scan.replaced:
+        results[k] = results[k][0 if scan.reverse else -1]
+    results.update((k, first[k]) for k in scan.constant)
+    results.update(zip(known, last, strict=True))
+    return [results[k] for k in range(len(eqn.outvars))]
+
+
+def _is_marked(eqn: JaxprEqn) -> bool:
+    return eqn.primitive.name == "scan" and any(map(holds_marks, jaxprs_in(eqn.params)))
 
 
 def _marked_scans(jaxpr: ClosedJaxpr | Jaxpr) -> list[JaxprEqn]:
@@ -272,9 +300,9 @@ def scans_to_loops(closed: ClosedJaxpr, schedule: Any, who: str) -> ClosedJaxpr:
     if not scans:
         raise make_error(
             "schedule",
-            f"{who}: schedule={describe(schedule)} is for a jax.lax.scan over microbatches that "
-            "runs the function with the stage marks; found none in the step. treduce takes its "
-            "schedule as an argument",
+            f"{who}: schedule={describe(schedule)} is for a jax.lax.scan over microbatches "
+            "that runs the function with the stage marks, at the top level of the step; found "
+            "none. treduce takes its schedule as an argument",
         )
     for eqn in scans:
         if first_mark(eqn.params["jaxpr"].jaxpr) is None:
@@ -284,5 +312,13 @@ def scans_to_loops(closed: ClosedJaxpr, schedule: Any, who: str) -> ClosedJaxpr:
                 "would end before the first backward; expected jax.value_and_grad inside the "
                 "function that the scan runs, and the sum of the gradients as its carry",
             )
-    run = functools.partial(_evaluate, closed, schedule=schedule)
-    return jax.make_jaxpr(lambda *args: run(args))(*closed.in_avals)
+
+    def replace(eqn: JaxprEqn, operands: list[Any]) -> list[Any] | None:
+        if _is_marked(eqn):
+            return _run_as_loop(eqn, operands, schedule)
+        called = inlined(eqn)
+        if called is None or not _marked_scans(called):
+            return None
+        return _evaluate(called, operands, replace)
+
+    return jax.make_jaxpr(lambda *args: _evaluate(closed, args, replace))(*closed.in_avals)

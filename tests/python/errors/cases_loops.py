@@ -86,6 +86,12 @@ case(
     "only add to",
 )
 case(
+    "A scan over microbatches that returns its sums so far",
+    "unsupported",
+    lambda: JIT(m.scan_of_running_sums, mesh(), schedule=TWO)(m.params(), m.batch()),
+    "its carry total, float32[], depends on the stages, and each iteration returns it as well",
+)
+case(
     "The gradient of a scan over microbatches",
     "unsupported",
     lambda: JIT(m.gradient_of_scan, mesh(), schedule=TWO)(m.params(), m.batch()),
@@ -97,7 +103,7 @@ case(
     "A schedule for a scan that has no marks",
     "schedule",
     lambda: JIT(m.training_step(TWO), mesh(), schedule=TWO)(m.params(), m.batch()),
-    "found none in the step",
+    "at the top level of the step; found none",
 )
 case(
     "A schedule of a scan that is a name",

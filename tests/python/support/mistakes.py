@@ -206,6 +206,14 @@ def scan_of_losses(ws: list[jax.Array], xs: jax.Array) -> Any:
     return jax.lax.scan(one, jnp.float32(0), xs)[0]
 
 
+def scan_of_running_sums(ws: list[jax.Array], xs: jax.Array) -> Any:
+    def one(total: jax.Array, x: jax.Array) -> Any:
+        total = total + loss(ws, x)
+        return total, total
+
+    return jax.lax.scan(one, jnp.float32(0), xs)
+
+
 def gradient_of_scan(ws: list[jax.Array], xs: jax.Array) -> Any:
     return jax.grad(scan_of_losses)(ws, xs)
 

@@ -47,6 +47,22 @@ def test_sums(microbatches: int) -> None:
     assert_as_plain(sums, WS, m.batch(microbatches))
 
 
+def test_an_iteration_under_jit() -> None:
+    @jax.jit
+    def add(a: Any, b: Any) -> Any:
+        return jax.tree.map(jnp.add, a, b)
+
+    def step(ws: Any, xs: Any) -> Any:
+        @jax.jit
+        def one(carry: Any, x: Any) -> Any:
+            ws, total = carry
+            return (ws, add(total, gradients(ws, x)[1])), None
+
+        return jax.lax.scan(one, (ws, jax.tree.map(jnp.zeros_like, ws)), xs)[0][1]
+
+    assert_as_plain(step, WS, XS)
+
+
 @pytest.mark.parametrize("around", [jax.jit, jax.checkpoint])
 def test_a_scan_in_a_call(around: Any) -> None:
     assert_as_plain(lambda ws, xs: around(sums)(ws, xs), WS, XS)
