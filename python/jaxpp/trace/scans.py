@@ -188,8 +188,9 @@ class _Scan:
 
     def _refuse(self, k: int, reader: JaxprEqn | None) -> None:
         name = self.arg_names[self.num_consts + k] or f"state {k}"
-        line = user_line(reader) if reader else None
-        use = f"{line or 'the iteration'} reads it" if reader else "each iteration returns it as well"
+        use = "each iteration returns it as well"
+        if reader:
+            use = f"{user_line(reader) or 'the iteration'} reads it"
         raise make_error(
             "unsupported",
             f"{self.title}: its carry {name}, {self._states[k].aval.str_short()}, depends on "
