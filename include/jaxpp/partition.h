@@ -30,9 +30,10 @@
 //     sends it, or all ranks that make it run the same task on inputs that are equal too.
 //  5. An op outside the loops that depends on no loop runs on every rank that needs its
 //     result. One that depends on a loop runs where @place says, or else on ranks that
-//     have all of its operands. If no rank has them all, a small op runs on each rank
-//     that needs its result, a large sum on all ranks that have a term, and any other
-//     large op on the ranks that have its largest operand.
+//     have all of its operands or, if there are none, all of its arrays. If no rank has
+//     these either, a small op runs on each rank that needs its result, a large sum on
+//     all ranks that have a term, and any other large op on the ranks that have its
+//     largest operand.
 //  6. A result that becomes an argument of the next step is left on all ranks that need
 //     it there; if it depends on no loop, each of these ranks computes it.
 //

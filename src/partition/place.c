@@ -57,6 +57,10 @@ static bool is_fixed(const placer_t* c, uint32_t value) {
   return c->anchored[value] && !c->everywhere[value];
 }
 
+static bool is_array(const placer_t* c, uint32_t value) {
+  return c->p->values.data[value].type.ndim > 0;
+}
+
 // Stores the common ranks of all operands with a fixed home in c->scratch; all ranks if
 // no operand has a fixed home. False if there are no such ranks.
 static bool common_home(const placer_t* c, const uint32_t* values, size_t count) {
@@ -66,6 +70,19 @@ static bool common_home(const placer_t* c, const uint32_t* values, size_t count)
     jpp__ranks_intersect(c->scratch, home_at(c, values[i]), c->p->words);
   }
   return jpp__ranks_first(c->scratch, c->p->words) != JPP_NONE;
+}
+
+// The same for the operands that are arrays. False if none of them has a fixed home or
+// they have no common ranks.
+static bool common_home_of_arrays(const placer_t* c, const jpp_op_t* op) {
+  bool found = false;
+  all_ranks(c, c->scratch);
+  for (uint32_t i = 0; i < op->num_inputs; ++i) {
+    if (!is_fixed(c, op->inputs[i]) || !is_array(c, op->inputs[i])) continue;
+    jpp__ranks_intersect(c->scratch, home_at(c, op->inputs[i]), c->p->words);
+    found = true;
+  }
+  return found && jpp__ranks_first(c->scratch, c->p->words) != JPP_NONE;
 }
 
 static bool any_fixed(const placer_t* c, const jpp_op_t* op) {
@@ -108,10 +125,10 @@ static bool is_op_small(const placer_t* c, const jpp_op_t* op) {
 static bool spreads_scalars(const placer_t* c, const jpp_op_t* op) {
   for (uint32_t i = 0; i < op->num_inputs; ++i) {
     uint32_t value = op->inputs[i];
-    if (is_fixed(c, value) && c->p->values.data[value].type.ndim > 0) return false;
+    if (is_fixed(c, value) && is_array(c, value)) return false;
   }
   for (uint32_t i = 0; i < op->num_outputs; ++i) {
-    if (c->p->values.data[op->first_output + i].type.ndim > 0) return true;
+    if (is_array(c, op->first_output + i)) return true;
   }
   return false;
 }
@@ -209,10 +226,14 @@ static void find_home(const placer_t* c, uint32_t id) {
   c->p->phase[id] = phase;
   bool everywhere = true;
   if (any_fixed(c, op)) {
-    bool common = common_home(c, op->inputs, op->num_inputs);
-    everywhere =
-        common ? spreads_scalars(c, op) : is_op_small(c, op) && !sums_parts(c, op);
-    if (!common && !everywhere) home_of_mixed(c, op);
+    if (common_home(c, op->inputs, op->num_inputs)) {
+      everywhere = spreads_scalars(c, op);
+    } else if (common_home_of_arrays(c, op)) {
+      everywhere = false;  // scalars come to their arrays
+    } else {
+      everywhere = is_op_small(c, op) && !sums_parts(c, op);
+      if (!everywhere) home_of_mixed(c, op);
+    }
   }
   set_outputs(c, op, everywhere, phase);
 }
@@ -376,6 +397,14 @@ static void need_for_loops(const placer_t* c) {
   }
 }
 
+// Whether an output that depends on no loop is left on all ranks: if it is small, but not
+// an array that some ranks take and return as it is.
+static bool is_left_on_all(const placer_t* c, uint32_t value) {
+  bool passed_on = c->p->values.data[value].producer == JPP_NONE && is_array(c, value);
+  uint32_t rank = jpp__ranks_first(jpp__need_at(c->p, value), c->p->words);
+  return is_small(c, value) && (!passed_on || rank == JPP_NONE);
+}
+
 // An output of the step is left on the ranks of its users; without users it is left on
 // its home, on all ranks if it is small and depends on no loop, or else on one rank.
 static void need_as_output(placer_t* c, uint32_t value) {
@@ -385,7 +414,7 @@ static void need_as_output(placer_t* c, uint32_t value) {
   if (!c->is_output[value]) return;
   if (is_fixed(c, value)) {
     jpp__ranks_unite(need, home_at(c, value), words);
-  } else if (!c->anchored[value] && is_small(c, value)) {
+  } else if (!c->anchored[value] && is_left_on_all(c, value)) {
     all_ranks(c, need);
   } else if (jpp__ranks_first(need, words) == JPP_NONE) {
     jpp__ranks_add(need,

@@ -37,7 +37,7 @@ static const char kText[] =
     "out %%n0 \"m0\" next %%m0\n"
     "out %%n1 \"m1\" next %%m1\n"
     "out %%n1 \"m1 again\" on 0, 1\n"
-    "out %%m1 \"m1 before\"\n"
+    "out %%m1 \"m1 before\" on 0, 1\n"
     "out %%L \"loss\"\n";
 
 static model_t* create(const char* memory, model_options_t options) {

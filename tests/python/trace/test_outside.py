@@ -15,7 +15,14 @@ import pytest
 
 import jaxpp.api as jaxpp
 import models
-from equality import Problem, assert_trains_equal, pipelined_step
+from equality import (
+    Problem,
+    assert_close,
+    assert_equal,
+    assert_trains_equal,
+    make_mesh,
+    pipelined_step,
+)
 
 SCHEDULE = jaxpp.Std1F1B(2)
 ADAM = optax.adamw(1e-2, eps=1e-3)
@@ -75,6 +82,62 @@ def test_state_stays_with_its_rank(name: str, any_mesh2: Any) -> None:
         placed = {leaf.mpmd_idxs for leaf in jax.tree.leaves(tree) if leaf.ndim == 2}
         assert placed <= {(0,), (1,)}
     assert [leaf.mpmd_idxs for leaf in jax.tree.leaves(params)] == [(0,), (0,), (1,), (1,)]
+
+
+@pytest.mark.parametrize("counting_stage", [0, 1, 2])
+def test_small_weights_stay_with_their_rank(counting_stage: int) -> None:
+    """The gradients are divided by a number that one stage counts, and their norm and that of
+    the new weights are left on all ranks."""
+    mesh = make_mesh(3)
+    problem = models.mlp([1, 1, 1], 4)
+    weights, batch = problem.params, problem.batch
+
+    def loss(params: Any, mb: Any, mark: Any) -> Any:
+        x, count = mb["x"], 0.0
+        for stage, p in enumerate(params):
+            x = models.layer(p, x)
+            if stage == counting_stage:
+                count = jnp.sum(x > 0).astype(jnp.float32)
+            x = mark(x)
+        return jnp.sum((x - mb["y"]) ** 2), count
+
+    def step(reduce: Any, mark: Any) -> Any:
+        def train(params: Any, state: Any, batch: Any) -> Any:
+            def one(mb: Any) -> Any:
+                return jax.value_and_grad(loss, has_aux=True)(params, mb, mark)
+
+            (total, count), grads = reduce(one, batch)
+            grads = jax.tree.map(lambda g: g / jnp.maximum(count, 1), grads)
+            updates, state = ADAM.update(grads, state, params)
+            params = optax.apply_updates(params, updates)
+            norms = optax.global_norm(grads), optax.global_norm(params)
+            return params, state, (total / count, norms)
+
+        return train
+
+    everywhere = jaxpp.MpmdSharding(mesh, range(3), jax.sharding.PartitionSpec())
+    ours = jaxpp.mpmd_jit_with_loop(
+        step(
+            lambda one, xs: jaxpp.treduce(one, xs, jaxpp.Std1F1B(3), operation=jaxpp.Add),
+            jaxpp.mark_stage_end,
+        ),
+        mesh,
+        out_shardings=(None, None, everywhere),
+    )
+    plain = jax.jit(
+        step(
+            lambda one, xs: jax.tree.map(lambda x: x.sum(0), jax.lax.map(one, xs)), lambda x: x
+        )
+    )
+    a = b = (weights, ADAM.init(weights))
+    for _ in range(2):
+        *a, metrics = ours(*a, batch)
+        *b, expected = plain(*b, batch)
+        assert_equal(metrics, expected)
+        assert_close(a, b, 1e-4, "state")
+        assert all(x.mpmd_idxs == (0, 1, 2) for x in jax.tree.leaves(metrics))
+        for leaf in jax.tree.leaves(a):
+            assert len(leaf.mpmd_idxs) == 1 or leaf.ndim == 0
 
 
 def test_a_gradient_that_is_not_finite_is_skipped(mesh2: Any) -> None:
