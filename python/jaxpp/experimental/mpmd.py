@@ -149,7 +149,10 @@ def mpmd(
     in_shardings: Any,
     donate_argnums: int | Sequence[int] | None = None,
     infer_donation: bool = False,
-    **options: Any,
+    compiler_options: Any = None,
+    plugin: Any = None,
+    memory_limit: Any = None,
+    steps_in_flight: int | None = None,
 ) -> Callable[[Callable[..., Any]], MpmdFunction]:
     """A decorator for a program written by hand.
 
@@ -163,8 +166,7 @@ def mpmd(
       donate_argnums: arguments whose memory the program may reuse.
       infer_donation: accepted for compatibility and ignored: the plan reuses the memory of
         every value inside the program after its last use.
-      **options: `compiler_options`, `plugin`, `memory_limit` and `steps_in_flight`, as for
-        `mpmd_jit_with_loop`.
+      compiler_options, plugin, memory_limit, steps_in_flight: as for `mpmd_jit_with_loop`.
 
     Returns:
       A decorator, which returns an `MpmdFunction`. Its `lower` returns a `LoweredMpmdFun`.
@@ -184,8 +186,17 @@ def mpmd(
                 )
             return Program(mpmd_mesh, fun, in_shardings).run(*args)
 
-        given = {"in_shardings": in_shardings, "donate_argnums": donate_argnums, **options}
-        made = make_options("mpmd", program, mpmd_mesh, **given)
+        made = make_options(
+            "mpmd",
+            program,
+            mpmd_mesh,
+            in_shardings=in_shardings,
+            donate_argnums=donate_argnums,
+            compiler_options=compiler_options,
+            plugin=plugin,
+            memory_limit=memory_limit,
+            steps_in_flight=steps_in_flight,
+        )
         return _Written(program, dataclasses.replace(made, written=True))
 
     return decorate

@@ -6,7 +6,7 @@ import logging
 import os
 import pathlib
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -54,6 +54,17 @@ def _zeros(aval: Any) -> Any:
     return zeros(aval) if is_key else np.zeros(aval.shape, aval.dtype)
 
 
+class _Kept(weakref.ref):  # type: ignore[type-arg]
+    """Copies that end with the array that they are copies of.
+
+    The callback is a method of a list, because Python code could swallow a Ctrl-C that arrives
+    while it runs.
+    """
+
+    __slots__ = ("values",)
+    values: list[_core.Value]
+
+
 class _Leaf:
     """A leaf of a step's arguments: the plan's arguments for it, and what earlier calls have
     found out."""
@@ -63,20 +74,23 @@ class _Leaf:
         # By the placement of an MpmdArray: which of its parts to use as they are.
         self.used: dict[Placement, list[int]] = {}
         self._keeps = not arguments[0].donated and bytes_of(aval) < _KEPT_BYTES
-        self._kept: tuple[Callable[[], Any], list[_core.Value]] | None = None
+        self._kept: list[_Kept] = []  # at most one
 
     def keep(self, array: Any, values: list[_core.Value]) -> None:
         """Keeps copies of a small JAX array for the next call with the same array."""
         if self._keeps and isinstance(array, jax.Array):
-            self._kept = weakref.ref(array, lambda _: setattr(self, "_kept", None)), values
+            self._kept = []
+            kept = _Kept(array, self._kept.remove)
+            kept.values = values
+            self._kept.append(kept)
 
     def kept(self, array: Any) -> list[_core.Value] | None:
         """The copies that were kept of this array, unless it has been deleted."""
-        kept = self._kept  # the end of another array can reset it at any time
-        if kept is None:
-            return None
-        known, values = kept
-        return values if known() is array and not array.is_deleted() else None
+        for kept in self._kept:
+            is_same = kept() is array
+            if is_same and not array.is_deleted():
+                return kept.values
+        return None
 
 
 class _TracedCode:

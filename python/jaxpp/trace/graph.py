@@ -39,6 +39,7 @@ from jaxpp.trace.inlining import (
     scans_for_marks,
 )
 from jaxpp.trace.keys import literal_key, param_key
+from jaxpp.trace.literals import StageOp, differing, scalars_of
 from jaxpp.trace.loop import closed_over_error, loop_p
 from jaxpp.trace.marks import holds_marks, mark_p, mark_tangent_p
 from jaxpp.trace.memories import is_move, memory_after, with_moves_around, without_memory
@@ -98,6 +99,9 @@ class _Builder:
         self.in_backward = False  # inside a call that autodiff generated
         self.splitter = Splitter()
         self.branches: tuple[Branch, ...] = ()  # enclosing conditions
+        self.stages: list[list[StageOp]] = []  # forwards and backwards of the loops' stages
+        # Values that replace constants, by op and position.
+        self.lifted: dict[tuple[int, int], int] = {}
         # For each scan of the body, which of its results backward marks need.
         self.scans_for_marks: Iterator[list[bool]] = iter(())
 
@@ -124,6 +128,15 @@ class _Builder:
             self.const_values[id(const)] = self.add_arg(aval, False, name, memory)
             self.consts.append(const)
         return self.const_values[id(const)]
+
+    def lift(self, constants: Mapping[int, Mapping[int, Literal]]) -> None:
+        """Makes arguments of constants, which are given by op and position."""
+        arrays: dict[Any, Any] = {}
+        for op, own in constants.items():
+            for k, literal in own.items():
+                array = np.asarray(literal.val, literal.aval.dtype)
+                array = arrays.setdefault(literal_key(literal), array)
+                self.lifted[op, k] = self.add_const(array)
 
     def collect_consts(self, jaxpr: ClosedJaxpr | Jaxpr) -> None:
         """Finds the constants of all inlined calls, because arguments precede ops."""
@@ -428,6 +441,7 @@ class _Builder:
         values = [o for o in operands if isinstance(o, int)]
         avals = [self.avals[o] for o in values]
         first = self._add(eqn, eqn.primitive, eqn.params, values, avals, 0, kind, stage)
+        self.stages.append([])
         marked = {o: first + k for k, o in enumerate(values)}
         return [marked[o] if isinstance(o, int) else o for o in operands]
 
@@ -453,6 +467,7 @@ class _Builder:
         self.avals[index] = jax.core.ShapedArray((), np.dtype(np.int32))
         self.outside, self.loop_title = set(range(index)), title
         self.num_marks, self.mark_stages = 0, {}
+        self.stages.append([])
         if self.gathers is not None:
             self.gathers.begin_loop(index)
         scans: list[list[bool]] = []
@@ -527,6 +542,8 @@ class _Builder:
         ranks: Sequence[int] = (),
         memories: Sequence[str] = (),
     ) -> int:
+        if self.lifted:
+            operands = [self.lifted.get((self.num_ops, k), o) for k, o in enumerate(operands)]
         values = [o for o in operands if isinstance(o, int)]
         if kind in (_core.OP_MARK, _core.OP_MARK_BACKWARD, _core.OP_PLACE):
             memories = [self.memories.get(v, "device") for v in values[: len(avals)]]
@@ -542,7 +559,10 @@ class _Builder:
         where = user_line(eqn) if eqn else None
         # A task's computation does not depend on its ranks and name.
         computed = {"jaxpr": params["jaxpr"]} if kind == _core.OP_TASK else params
-        code = self._code(primitive, computed, operands)
+        code, code_of_any = self._codes(primitive, computed, operands)
+        if self.outside is not None and kind not in (_core.OP_MARK, _core.OP_MARK_BACKWARD):
+            scalars = scalars_of(primitive, operands)
+            self.stages[-1].append(StageOp(self.num_ops, code_of_any, scalars))
         known = 0 if branches or part else code
         first = self.core.add_op(
             kind, flags, attr, values + guards, types, cost, name, where, known, ranks
@@ -567,11 +587,19 @@ class _Builder:
             self.outside.update(range(first, first + len(avals)))
         return first
 
-    def _code(self, primitive: Any, params: dict[str, Any], operands: Sequence[Operand]) -> int:
-        """A number that is the same for equations that compute the same."""
-        literals = tuple(literal_key(o) if isinstance(o, Literal) else None for o in operands)
-        key = (primitive, param_key(params), literals)
-        return self.codes.setdefault(key, len(self.codes) + 1)
+    def _codes(
+        self, primitive: Any, params: dict[str, Any], operands: Sequence[Operand]
+    ) -> tuple[int, int]:
+        """A number that is the same for equations that compute the same, and one that is the
+        same even if they differ in constants that may become arguments."""
+        own = (primitive, param_key(params))
+        literals = [literal_key(o) if isinstance(o, Literal) else None for o in operands]
+        code = self.codes.setdefault((*own, *literals), len(self.codes) + 1)
+        scalars = scalars_of(primitive, operands)
+        if not scalars:
+            return code, code
+        literals = ["any" if k in scalars else literal for k, literal in enumerate(literals)]
+        return code, self.codes.setdefault((*own, *literals), len(self.codes) + 1)
 
     def _is_outside(self, value: int) -> bool:
         return self.outside is None or value in self.outside
@@ -663,19 +691,26 @@ def build_graph(
     Raises:
       JaxppError: a loop in a loop, a mark under a control-flow primitive.
     """
-    builder = _Builder(name, ranks, loop_length, gathers)
     jaxpr = closed_jaxpr.jaxpr
     ranks_of_args = [place.ranks for place in places] if places else [()] * len(arg_names)
-    args = [
-        builder.add_arg(v.aval, d, n, m, r)
-        for v, d, n, m, r in zip(
-            jaxpr.invars, donated, arg_names, arg_memories, ranks_of_args, strict=True
-        )
-    ]
-    if places is not None:
-        builder.specs.update(zip(args, (place.spec for place in places), strict=True))
-    builder.collect_consts(closed_jaxpr)
-    outs = builder.walk(closed_jaxpr, args)
+
+    def walk(constants: Mapping[int, Mapping[int, Literal]]) -> tuple[_Builder, Any, Any]:
+        builder = _Builder(name, ranks, loop_length, gathers)
+        args = [
+            builder.add_arg(v.aval, d, n, m, r)
+            for v, d, n, m, r in zip(
+                jaxpr.invars, donated, arg_names, arg_memories, ranks_of_args, strict=True
+            )
+        ]
+        if places is not None:
+            builder.specs.update(zip(args, (place.spec for place in places), strict=True))
+        builder.collect_consts(closed_jaxpr)
+        builder.lift(constants)
+        return builder, args, builder.walk(closed_jaxpr, args)
+
+    builder, args, outs = walk({})
+    if constants := differing(builder.stages):
+        builder, args, outs = walk(constants)
     ends = zip(outs, out_names, next_args, out_ranks, out_memories, strict=True)
     found = []
     for out, out_name, number, left_on, memory in ends:

@@ -294,11 +294,13 @@ def scans_to_loops(closed: ClosedJaxpr, schedule: Any, who: str) -> ClosedJaxpr:
     """The step with each scan that has stage marks replaced by a loop under the schedule.
 
     Raises:
-      JaxppError("schedule"): there is none; ("unsupported"): its iterations wait for each
-      other, or it was differentiated.
+      JaxppError("schedule"): there is none, although the schedule has several stages;
+      ("unsupported"): its iterations wait for each other, or it was differentiated.
     """
     scans = _marked_scans(closed)
     if not scans:
+        if getattr(schedule, "num_stages", None) == 1:  # the last stage needs no mark
+            return closed
         raise make_error(
             "schedule",
             f"{who}: schedule={describe(schedule)} is for a jax.lax.scan over microbatches "

@@ -486,5 +486,5 @@ def test_the_copy_of_a_small_array_ends_with_it() -> None:
     freed = weakref.ref(w)
     del w
     gc.collect()
-    assert freed() is None and leaf._kept is None
+    assert freed() is None and not leaf._kept
     del copy

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -23,13 +24,23 @@ def block(p: Any, x: jax.Array) -> jax.Array:
     return x + jax.nn.gelu(x @ p["up"]) @ p["down"]
 
 
-def decoder() -> Problem:
+def numbered_block(p: Any, x: jax.Array, i: Any, number: int) -> jax.Array:
+    """A block with constants of its own: a key for noise, a factor and a limit."""
+    key = jax.random.fold_in(jax.random.fold_in(jax.random.key(5), i), number)
+    x = block(p, x) / (1 + number / 8) + 0.1 * jax.random.normal(key, x.shape)
+    return jnp.where(jnp.arange(WIDTH) < WIDTH - number, x, 0)
+
+
+def decoder(numbered: bool = False) -> Problem:
     """An embedding, one rematerialised block per stage, and a head."""
 
     def loss(params: Any, tokens: jax.Array, i: Any, mark: Any) -> Any:
         x = params["embedding"][tokens]
         for stage, p in enumerate(params["blocks"]):
-            x = jax.checkpoint(block)(p, x)
+            if numbered:
+                x = jax.checkpoint(numbered_block, static_argnums=3)(p, x, i, stage)
+            else:
+                x = jax.checkpoint(block)(p, x)
             if stage + 1 < STAGES:
                 x = mark(x)
         logits = x @ params["head"]
@@ -96,6 +107,11 @@ def test_a_part_takes_the_microbatch_of_the_part_before(schedule: Any) -> None:
     assert_trains_equal(residual(), schedule, make_mesh(getattr(schedule, "mpmd_dim", STAGES)))
 
 
+@pytest.mark.parametrize("axes", [{}, {"data": 2}])
+def test_constants_that_are_arguments_do_not_change_numbers(axes: dict[str, int]) -> None:
+    assert_trains_equal(decoder(numbered=True), SCHEDULES[0], make_mesh(STAGES, **axes))
+
+
 def modules_of(problem: Problem) -> dict[str, int]:
     """The index of each task's module under 1F1B, by the task's name."""
     state = (problem.params, problem.optimizer.init(problem.params))
@@ -111,6 +127,8 @@ def modules_of(problem: Problem) -> dict[str, int]:
     [
         (decoder, ["fwd_0_part2", "fwd_1", "fwd_2", "fwd_3"]),
         (decoder, ["bwd_0", "bwd_1", "bwd_2", "bwd_3_part2"]),
+        (partial(decoder, numbered=True), ["fwd_0_part2", "fwd_1", "fwd_2", "fwd_3"]),
+        (partial(decoder, numbered=True), ["bwd_0", "bwd_1", "bwd_2", "bwd_3_part2"]),
         (decoder, ["before_loop_0_0_part2", "before_loop_0_1", "before_loop_0_2"]),
         (residual, ["fwd_0_part2", "fwd_1", "fwd_2", "fwd_3"]),
         (residual, ["before_loop_0_0", "before_loop_0_1", "before_loop_0_3_part2"]),
