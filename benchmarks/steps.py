@@ -1,10 +1,11 @@
-"""Step times of two models: the pipeline against plain `jax.jit` of the same step; and, in a
-C program, the runtime against a bare loop that makes the same PJRT calls. The two ways of
-a pair alternate, so that a machine whose speed drifts slows both alike; times are
-medians, and ratios are medians of the ratios within a turn. It then times a loop that
-prepares batches while steps run, with all cores available to the step and, in a separate
-process, with one core; a call whose step has nothing to run; a token of a text that
-passes through four stages; and, in C, a step of 64 stages and 512 microbatches.
+"""Step times of two models: the pipeline against plain `jax.jit` of the same step; and, in a C
+program, the runtime against a bare loop that makes the same PJRT calls. The two ways of a
+pair alternate, so that a machine whose speed drifts slows both alike; times are medians,
+and ratios are medians of the ratios within a turn. It then times a loop that prepares
+batches while steps run, with all cores available to the step and, in a separate process,
+with one core; a step with data parallelism, whose gradients are reduced once, or in every
+microbatch; a call whose step has nothing to run; a token of a text that passes through four
+stages; and, in C, a step of 64 stages and 512 microbatches.
 
     python benchmarks/steps.py [--turns N] [--bench-plan PROGRAM]
 
@@ -54,26 +55,44 @@ class State:
         return time.perf_counter() - start
 
 
+def compare(ways: dict[str, State], batch: Any, turns: int) -> None:
+    """Prints the times of two ways and their ratio."""
+    for way in ways.values():
+        way.time(batch)
+    times = np.array([[way.time(batch) for way in ways.values()] for _ in range(turns)])
+    for name, ms in zip(ways, np.median(times, axis=0) * 1e3, strict=True):
+        print(f"  {name:20} {ms:9.3f} ms/step")
+    ratio = np.median(times[:, 0] / times[:, 1])
+    print(f"  {' / '.join(ways)}  {ratio:6.2f}", flush=True)
+
+
 def measure(model: Model, turns: int, program: str | None) -> None:
     params, batch = model.params(), model.batch()
     compiled = model.pipeline().compile(params, *batch)
-    ways = (
-        State(compiled, params),
-        State(model.plain(), jax.tree.map(jnp.copy, params)),
-    )
-    for way in ways:
-        way.time(batch)
-    times = np.array([[way.time(batch) for way in ways] for _ in range(turns)])
     print(f"\n{model.name}")
-    for name, ms in zip(
-        ("pipeline", "plain jax.jit"), np.median(times, axis=0) * 1e3, strict=True
-    ):
-        print(f"  {name:15} {ms:9.3f} ms/step")
-    print(
-        f"  pipeline / plain jax.jit  {np.median(times[:, 0] / times[:, 1]):6.2f}", flush=True
-    )
+    ways = {
+        "pipeline": State(compiled, params),
+        "plain jax.jit": State(model.plain(), jax.tree.map(jnp.copy, params)),
+    }
+    compare(ways, batch, turns)
     if program:
         measure_bare(compiled, turns, program)
+
+
+def measure_reductions(turns: int) -> None:
+    """Two ranks of two devices, each with half of every microbatch."""
+    model = dataclasses.replace(MODELS[1], stages=2)
+    params, batch = model.params(), model.batch()
+    devices = np.array(jax.devices()).reshape(2, 2)
+    mesh = jaxpp.MpmdMesh(jax.sharding.Mesh(devices, ("stage", "data")), "stage")
+    spec = jax.sharding.PartitionSpec(None, "data")
+
+    def state(reduce_once: bool) -> State:
+        step = model.pipeline(mesh, in_specs=(None, spec, spec), reduce_once=reduce_once)
+        return State(step, jax.tree.map(jnp.copy, params))
+
+    print(f"\n{model.name}, 2 devices along data a rank: gradients are reduced")
+    compare({"once a step": state(True), "once a microbatch": state(False)}, batch, turns)
 
 
 def measure_bare(compiled: Any, turns: int, program: str) -> None:
@@ -199,6 +218,7 @@ def main() -> None:
     for model in MODELS:
         measure(model, turns, options.bench_plan)
         measure_overlap(model, turns)
+    measure_reductions(turns)
     measure_overlap_on_one_core(turns)
     measure_idle(turns)
     measure_token(turns)

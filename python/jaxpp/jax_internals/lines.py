@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
@@ -57,6 +58,7 @@ def line_of(frame: Any) -> str:
     return f"{frame.file_name}:{frame.start_line}" if frame != "?" else frame
 
 
+@functools.lru_cache(maxsize=4096)  # equations of one line have equal tracebacks
 def _innermost_user_line(traceback: Any) -> str | None:
     frames = source_info_util.user_frames(traceback)
     frame = next((f for f in frames if is_user_file(f.file_name)), None)

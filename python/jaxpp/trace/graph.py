@@ -373,10 +373,13 @@ class _Builder:
     def add_call(self, eqn: JaxprEqn, operands: list[Operand]) -> list[Operand]:
         if is_move(eqn):
             return self.add_move(eqn, operands)
-        refuse_hidden_marks(eqn)
+        runs_others = any(True for _ in jaxprs_in(eqn.params))
+        if runs_others:
+            refuse_hidden_marks(eqn)
         check_equation(eqn)
         part = self.gathers is not None and self.gathers.is_part(eqn.primitive, operands)
-        flags = _core.FLAG_CHEAP if part or self._is_cheap(eqn) else 0
+        cheap = part or (not runs_others and self._is_cheap(eqn))
+        flags = _core.FLAG_CHEAP if cheap else 0
         if self.is_backward(eqn):
             flags |= _core.FLAG_BACKWARD
         if eqn.effects:
@@ -559,9 +562,9 @@ class _Builder:
         where = user_line(eqn) if eqn else None
         # A task's computation does not depend on its ranks and name.
         computed = {"jaxpr": params["jaxpr"]} if kind == _core.OP_TASK else params
-        code, code_of_any = self._codes(primitive, computed, operands)
+        scalars = scalars_of(primitive, operands)
+        code, code_of_any = self._codes(primitive, computed, operands, scalars)
         if self.outside is not None and kind not in (_core.OP_MARK, _core.OP_MARK_BACKWARD):
-            scalars = scalars_of(primitive, operands)
             self.stages[-1].append(StageOp(self.num_ops, code_of_any, scalars))
         known = 0 if branches or part else code
         first = self.core.add_op(
@@ -588,14 +591,17 @@ class _Builder:
         return first
 
     def _codes(
-        self, primitive: Any, params: dict[str, Any], operands: Sequence[Operand]
+        self,
+        primitive: Any,
+        params: dict[str, Any],
+        operands: Sequence[Operand],
+        scalars: Mapping[int, Literal],
     ) -> tuple[int, int]:
         """A number that is the same for equations that compute the same, and one that is the
-        same even if they differ in constants that may become arguments."""
+        same even if they differ in these constants."""
         own = (primitive, param_key(params))
         literals = [literal_key(o) if isinstance(o, Literal) else None for o in operands]
         code = self.codes.setdefault((*own, *literals), len(self.codes) + 1)
-        scalars = scalars_of(primitive, operands)
         if not scalars:
             return code, code
         literals = ["any" if k in scalars else literal for k, literal in enumerate(literals)]
@@ -641,17 +647,19 @@ class _Builder:
     def _is_cheap(self, eqn: JaxprEqn) -> bool:
         """Whether recomputing is cheaper than sending or keeping: reshapes, slices, scalars,
         small masks, positions or keys. Arithmetic on numeric arrays belongs to its stage."""
-        if eqn.effects or any(True for _ in jaxprs_in(eqn.params)):
+        if eqn.effects:
             return False
+        if all(v.aval.shape == () for v in (*eqn.invars, *eqn.outvars)):
+            return True
+        name = eqn.primitive.name
+        counts = not any(jnp.issubdtype(v.aval.dtype, jnp.inexact) for v in eqn.outvars)
+        if name == "dynamic_slice" or not (counts or name in _RESHAPES):
+            return name == "dynamic_slice"
         in_bytes = sum(bytes_of(v.aval) for v in eqn.invars)
         out_bytes = sum(bytes_of(v.aval) for v in eqn.outvars)
-        if eqn.primitive.name in _RESHAPES and in_bytes <= max(out_bytes, _SMALL_BYTES):
+        if name in _RESHAPES and in_bytes <= max(out_bytes, _SMALL_BYTES):
             return True
-        if eqn.primitive.name == "dynamic_slice":
-            return True
-        scalar = all(v.aval.shape == () for v in (*eqn.invars, *eqn.outvars))
-        counts = not any(jnp.issubdtype(v.aval.dtype, jnp.inexact) for v in eqn.outvars)
-        return scalar or (counts and max(in_bytes, out_bytes) <= _SMALL_BYTES)
+        return counts and max(in_bytes, out_bytes) <= _SMALL_BYTES
 
 
 def build_graph(

@@ -11,9 +11,14 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 __all__ = ["literal_key", "param_key"]
 
 
+_PLAIN = {bool, float, int, str, type(None)}
+
+
 def param_key(param: Any) -> Any:
     """A key that is equal only for equivalent parameters; if in doubt, parameters are
     compared by identity."""
+    if type(param) in _PLAIN:
+        return (type(param), param)
     if isinstance(param, ClosedJaxpr | Jaxpr):
         return ("jaxpr", id(param))
     if isinstance(param, tuple | list):
@@ -30,5 +35,5 @@ def param_key(param: Any) -> Any:
 
 
 def literal_key(literal: Literal) -> Any:
-    value = np.asarray(literal.val)
-    return ("literal", str(literal.aval), value.tobytes())
+    aval = literal.aval
+    return (aval.dtype, aval.shape, aval.weak_type, np.asarray(literal.val).tobytes())
