@@ -60,8 +60,8 @@ class _OnePass:
 
 
 def _known(who: str, options: dict[str, Any]) -> dict[str, Any]:
-    """Refuses what is no option of `mpmd_jit_with_loop`, or is for loops only, and leaves out
-    what that ignores."""
+    """Refuses unknown options and `schedule`, which needs a loop. Drops the option that
+    `mpmd_jit_with_loop` ignores."""
     taken = inspect.signature(mpmd_jit_with_loop).parameters.keys() - {"schedule"}
     unknown = options.keys() - taken
     if unknown:

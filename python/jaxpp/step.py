@@ -507,9 +507,9 @@ def mpmd_jit_with_loop(
       offload: whether activations wait in pinned host memory from the forward of a stage to its
         backward, except those of the last stage, whose backward comes next, and those of less
         than 4 KiB. None: on ranks whose memory limit cannot hold them.
-      schedule: of each `jax.lax.scan` over microbatches in the step, which runs the function
-        with the stage marks and its gradients. Its carries must be sums or maxima over the
-        microbatches, unless they depend on no stage. None: the step uses `treduce`.
+      schedule: the pipeline schedule of a step that loops over its microbatches with
+        `jax.lax.scan` instead of `treduce`. A carry of the scan must be a sum or a maximum over
+        the microbatches, or must not depend on the stages.
       use_pgle: accepted for compatibility and ignored: no task is recompiled
         from a profile.
 

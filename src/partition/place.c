@@ -61,35 +61,25 @@ static bool is_array(const placer_t* c, uint32_t value) {
   return c->p->values.data[value].type.ndim > 0;
 }
 
-// Stores the common ranks of all operands with a fixed home in c->scratch; all ranks if
-// no operand has a fixed home. False if there are no such ranks.
-static bool common_home(const placer_t* c, const uint32_t* values, size_t count) {
+// Whether an operand, or one that is an array, has a fixed home.
+static bool any_fixed(const placer_t* c, const jpp_op_t* op, bool arrays_only) {
+  for (uint32_t i = 0; i < op->num_inputs; ++i) {
+    uint32_t value = op->inputs[i];
+    if (is_fixed(c, value) && (!arrays_only || is_array(c, value))) return true;
+  }
+  return false;
+}
+
+// Stores in c->scratch the common ranks of all values with a fixed home, or of those that
+// are arrays; all ranks if there are none. False if there are no such ranks.
+static bool common_home(const placer_t* c, const uint32_t* values, size_t count,
+                        bool arrays_only) {
   all_ranks(c, c->scratch);
   for (size_t i = 0; i < count; ++i) {
-    if (!is_fixed(c, values[i])) continue;
+    if (!is_fixed(c, values[i]) || (arrays_only && !is_array(c, values[i]))) continue;
     jpp__ranks_intersect(c->scratch, home_at(c, values[i]), c->p->words);
   }
   return jpp__ranks_first(c->scratch, c->p->words) != JPP_NONE;
-}
-
-// The same for the operands that are arrays. False if none of them has a fixed home or
-// they have no common ranks.
-static bool common_home_of_arrays(const placer_t* c, const jpp_op_t* op) {
-  bool found = false;
-  all_ranks(c, c->scratch);
-  for (uint32_t i = 0; i < op->num_inputs; ++i) {
-    if (!is_fixed(c, op->inputs[i]) || !is_array(c, op->inputs[i])) continue;
-    jpp__ranks_intersect(c->scratch, home_at(c, op->inputs[i]), c->p->words);
-    found = true;
-  }
-  return found && jpp__ranks_first(c->scratch, c->p->words) != JPP_NONE;
-}
-
-static bool any_fixed(const placer_t* c, const jpp_op_t* op) {
-  for (uint32_t i = 0; i < op->num_inputs; ++i) {
-    if (is_fixed(c, op->inputs[i])) return true;
-  }
-  return false;
 }
 
 // The operand with the largest weight decides; of equal sizes, an array rather than a
@@ -123,10 +113,7 @@ static bool is_op_small(const placer_t* c, const jpp_op_t* op) {
 // updates an optimizer's state under a condition. Scalars cost little to send, so the
 // users of the array decide where it is made.
 static bool spreads_scalars(const placer_t* c, const jpp_op_t* op) {
-  for (uint32_t i = 0; i < op->num_inputs; ++i) {
-    uint32_t value = op->inputs[i];
-    if (is_fixed(c, value) && is_array(c, value)) return false;
-  }
+  if (any_fixed(c, op, true)) return false;
   for (uint32_t i = 0; i < op->num_outputs; ++i) {
     if (is_array(c, op->first_output + i)) return true;
   }
@@ -225,10 +212,11 @@ static void find_home(const placer_t* c, uint32_t id) {
   if (!anchored_phase(c, op, &phase)) return;
   c->p->phase[id] = phase;
   bool everywhere = true;
-  if (any_fixed(c, op)) {
-    if (common_home(c, op->inputs, op->num_inputs)) {
+  if (any_fixed(c, op, false)) {
+    if (common_home(c, op->inputs, op->num_inputs, false)) {
       everywhere = spreads_scalars(c, op);
-    } else if (common_home_of_arrays(c, op)) {
+    } else if (any_fixed(c, op, true) &&
+               common_home(c, op->inputs, op->num_inputs, true)) {
       everywhere = false;  // scalars come to their arrays
     } else {
       everywhere = is_op_small(c, op) && !sums_parts(c, op);
@@ -280,7 +268,7 @@ static jpp_status_t* regroup_sums(placer_t* c, uint32_t root) {
   JPP_RETURN_IF_ERROR(
       jpp__add_tree_collect(p, p->ops.data[root].first_output, JPP_NONE, &c->tree));
   if (c->tree.leaves.count < 3) return NULL;
-  if (common_home(c, c->tree.leaves.data, c->tree.leaves.count)) return NULL;
+  if (common_home(c, c->tree.leaves.data, c->tree.leaves.count, false)) return NULL;
   jpp_u32_vec_t partials = {0};
   jpp_status_t* status = NULL;
   for (size_t i = 0; i < c->tree.leaves.count && !status; ++i) {
@@ -397,8 +385,8 @@ static void need_for_loops(const placer_t* c) {
   }
 }
 
-// Whether an output that depends on no loop is left on all ranks: if it is small, but not
-// an array that some ranks take and return as it is.
+// A small output that depends on no loop is left on all ranks. An array that the step
+// passes on unchanged stays on the ranks that take it.
 static bool is_left_on_all(const placer_t* c, uint32_t value) {
   bool passed_on = c->p->values.data[value].producer == JPP_NONE && is_array(c, value);
   uint32_t rank = jpp__ranks_first(jpp__need_at(c->p, value), c->p->words);
@@ -432,7 +420,7 @@ static void run_once(const placer_t* c, const jpp_op_t* op, uint64_t* run) {
   }
   uint32_t rank = jpp__ranks_first(run, c->p->words);
   if (rank == JPP_NONE) {
-    if (!common_home(c, op->inputs, op->num_inputs)) home_of_mixed(c, op);
+    if (!common_home(c, op->inputs, op->num_inputs, false)) home_of_mixed(c, op);
     rank = jpp__ranks_first(c->scratch, c->p->words);
   }
   memset(run, 0, c->p->words * sizeof(*run));

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -15,7 +15,9 @@ from jax._src.interpreters import partial_eval as pe
 from jax._src.sharding_impls import UNSPECIFIED
 from jax._src.state import discharge
 from jax._src.state.types import AbstractRef
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Primitive
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Primitive
+
+from jaxpp.jax_internals.lines import at_line_of
 
 # JAX 0.11.2; absent in 0.10.2: how a scan marks its operands as constants and states.
 try:
@@ -33,6 +35,7 @@ __all__ = [
     "drop_unused",
     "drop_unused_outputs",
     "drop_unused_passengers",
+    "evaluate",
     "is_differentiated",
     "is_ordered",
     "is_recomputed",
@@ -236,6 +239,31 @@ def bind(primitive: Any, params: dict[str, Any], operands: Sequence[Any]) -> lis
     """The results of a primitive with the parameters of an equation."""
     outs = primitive.bind(*operands, **primitive.get_bind_params(params))
     return list(outs) if primitive.multiple_results else [outs]
+
+
+def evaluate(
+    called: ClosedJaxpr | Jaxpr,
+    args: Sequence[Any],
+    handle: Callable[[JaxprEqn, list[Any]], list[Any] | None],
+) -> list[Any]:
+    """Evaluates a jaxpr, equation by equation, each under its settings and at its line.
+    `handle` returns the results of an equation from its operands, or None for those that the
+    equation computes itself."""
+    closed = called if isinstance(called, ClosedJaxpr) else ClosedJaxpr(called, ())
+    env: dict[Any, Any] = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
+    env.update(zip(closed.jaxpr.invars, args, strict=True))
+
+    def read(atom: Any) -> Any:
+        return atom.val if isinstance(atom, Literal) else env[atom]
+
+    for eqn in closed.eqns:
+        operands = [read(v) for v in eqn.invars]
+        with settings_of(eqn), at_line_of(eqn):
+            outs = handle(eqn, operands)
+            if outs is None:
+                outs = bind(eqn.primitive, eqn.params, operands)
+        env.update(zip(eqn.outvars, outs, strict=True))
+    return [read(v) for v in closed.jaxpr.outvars]
 
 
 # JAX 0.10.2, 0.11.2: sharding_impls.UNSPECIFIED.

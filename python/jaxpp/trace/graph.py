@@ -1,9 +1,9 @@
 """From a traced step to the planner's graph.
 
-The step's jaxpr is walked once. Calls that only group equations (`jit`, `remat`, `custom_jvp`,
-...) are inlined, so that the planner can place each equation separately. Inlining keeps the
-semantics: a rematerialised backward stays behind a barrier, so that XLA does not merge it with
-the forward. Any other equation becomes one op.
+The step's jaxpr is walked once, and once more if constants become arguments. Calls that only
+group equations (`jit`, `remat`, `custom_jvp`, ...) are inlined, so that the planner can place
+each equation separately. Inlining keeps the semantics: a rematerialised backward stays behind a
+barrier, so that XLA does not merge it with the forward. Any other equation becomes one op.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from jaxpp import _core
 from jaxpp.errors import make_error
 from jaxpp.jax_internals.jaxprs import is_transposed, jaxprs_in
 from jaxpp.jax_internals.lines import user_line
-from jaxpp.mesh import memory_of
 from jaxpp.operations import Add, kind_of
 from jaxpp.placements import physical_type
+from jaxpp.trace.builder import GraphBuilder
 from jaxpp.trace.cross import place_p
 from jaxpp.trace.custom_calls import check_equation
-from jaxpp.trace.front import FrontLoop, FrontOp, Graph, Operand
+from jaxpp.trace.front import FrontLoop, Graph, Operand
 from jaxpp.trace.gather import Gather, WeightGathers
 from jaxpp.trace.inlining import (
     MARKS,
@@ -38,21 +38,18 @@ from jaxpp.trace.inlining import (
     refuse_hidden_marks,
     scans_for_marks,
 )
-from jaxpp.trace.keys import literal_key, param_key
-from jaxpp.trace.literals import StageOp, differing, scalars_of
-from jaxpp.trace.loop import closed_over_error, loop_p
+from jaxpp.trace.loop import loop_p
 from jaxpp.trace.marks import holds_marks, mark_p, mark_tangent_p
 from jaxpp.trace.memories import is_move, memory_after, with_moves_around, without_memory
 from jaxpp.trace.recomputation import CutRecomputation
 from jaxpp.trace.splitting import (
     Branch,
     Conditional,
-    Part,
     PartOp,
     Splitter,
     is_recomputation,
 )
-from jaxpp.trace.work import bytes_of, flops
+from jaxpp.trace.work import bytes_of
 from jaxpp.trace.written import Place, task_p, transfer_p
 
 __all__ = ["build_graph"]
@@ -62,7 +59,7 @@ _SMALL_BYTES = 4096
 _RESHAPES = {"reshape", "squeeze", "expand_dims", "broadcast_in_dim", "iota"}
 
 
-class _Builder:
+class _Walker(GraphBuilder):
     """Walks jaxprs and adds to the graph."""
 
     def __init__(
@@ -72,71 +69,22 @@ class _Builder:
         loop_length: Callable[[Any, int], int],
         gathers: Mapping[int, Gather],
     ) -> None:
-        self.core = _core.Graph(name, ranks)
+        super().__init__(name, ranks)
         self.loop_length = loop_length
         self.gathers = WeightGathers(gathers, self._add_like) if gathers else None
-        self.ops: dict[int, FrontOp] = {}
-        # Numbers of equations, equal for those that compute the same.
-        self.codes: dict[Any, int] = {}
         self.loops: list[FrontLoop] = []
-        self.avals: dict[int, Any] = {}
-        self.num_ops = 0
         self.specs: dict[int, PartitionSpec] = {}
         self.sums: dict[int, Any] = {}  # the operands of sums that the planner may regroup
-        self.transposed: set[int] = set()  # values that autodiff computes
-        self.memories: dict[int, str] = {}  # the memories of values outside device memory
-        self.num_args = 0  # arguments are the first values
         self.moved: set[int] = set()  # values that the step has moved to a memory
-        self.consts: list[Any] = []
-        self.const_values: dict[int, int] = {}  # id of a constant -> its value
-        self.outside: set[int] | None = None  # in a body: loop-invariant values
-        self.mark_stages: dict[
-            int, list[int]
-        ] = {}  # uid of a mark -> stages whose backward has not begun
+        # By the uid of a mark: the stages whose backward has not begun.
+        self.mark_stages: dict[int, list[int]] = {}
         self.num_marks = 0
         self.loop_title: str | None = None  # title of the loop whose body is being walked
         self.recomputing = False
         self.in_backward = False  # inside a call that autodiff generated
         self.splitter = Splitter()
-        self.branches: tuple[Branch, ...] = ()  # enclosing conditions
-        self.stages: list[list[StageOp]] = []  # forwards and backwards of the loops' stages
-        # Values that replace constants, by op and position.
-        self.lifted: dict[tuple[int, int], int] = {}
         # For each scan of the body, which of its results backward marks need.
         self.scans_for_marks: Iterator[list[bool]] = iter(())
-
-    # --- Values ---
-
-    def add_arg(
-        self, aval: Any, donated: bool, name: str, memory: str, ranks: Sequence[int] = ()
-    ) -> int:
-        value = self.core.add_arg((*physical_type(aval), memory), donated, name)
-        if ranks:
-            self.core.give_arg(ranks)
-        self._define(value, [aval], memory)
-        self.num_args += 1
-        return value
-
-    def add_const(self, const: Any) -> int:
-        """Adds a constant that the step closes over as an argument that never changes."""
-        if isinstance(const, jax.core.Tracer):
-            raise closed_over_error(const)
-        if id(const) not in self.const_values:
-            aval = jax.typeof(const)
-            name = f"constant {len(self.consts)}"
-            memory = memory_of(getattr(const, "sharding", None), name)
-            self.const_values[id(const)] = self.add_arg(aval, False, name, memory)
-            self.consts.append(const)
-        return self.const_values[id(const)]
-
-    def lift(self, constants: Mapping[int, Mapping[int, Literal]]) -> None:
-        """Makes arguments of constants, which are given by op and position."""
-        arrays: dict[Any, Any] = {}
-        for op, own in constants.items():
-            for k, literal in own.items():
-                array = np.asarray(literal.val, literal.aval.dtype)
-                array = arrays.setdefault(literal_key(literal), array)
-                self.lifted[op, k] = self.add_const(array)
 
     def collect_consts(self, jaxpr: ClosedJaxpr | Jaxpr) -> None:
         """Finds the constants of all inlined calls, because arguments precede ops."""
@@ -150,12 +98,6 @@ class _Builder:
                 self.collect_consts(called)
             for branch in eqn.params.get("branches", ()):
                 self.collect_consts(branch)
-
-    def _define(self, first: int, avals: Sequence[Any], memory: str = "device") -> None:
-        for k, aval in enumerate(avals):
-            self.avals[first + k] = aval
-            if memory != "device":
-                self.memories[first + k] = memory
 
     # --- Equations ---
 
@@ -444,7 +386,7 @@ class _Builder:
         values = [o for o in operands if isinstance(o, int)]
         avals = [self.avals[o] for o in values]
         first = self._add(eqn, eqn.primitive, eqn.params, values, avals, 0, kind, stage)
-        self.stages.append([])
+        self.constants.begin_stage()
         marked = {o: first + k for k, o in enumerate(values)}
         return [marked[o] if isinstance(o, int) else o for o in operands]
 
@@ -470,7 +412,7 @@ class _Builder:
         self.avals[index] = jax.core.ShapedArray((), np.dtype(np.int32))
         self.outside, self.loop_title = set(range(index)), title
         self.num_marks, self.mark_stages = 0, {}
-        self.stages.append([])
+        self.constants.begin_stage()
         if self.gathers is not None:
             self.gathers.begin_loop(index)
         scans: list[list[bool]] = []
@@ -528,104 +470,6 @@ class _Builder:
         terms = [self._converted(term, dtype) for term in terms]
         avals = [self.avals[terms[0]]]
         return self._add(None, jax.lax.add_p, {}, terms, avals, flags, _core.OP_ADD)
-
-    # --- Helpers ---
-
-    def _add(
-        self,
-        eqn: JaxprEqn | None,
-        primitive: Any,
-        params: dict[str, Any],
-        operands: Sequence[Operand],
-        avals: Sequence[Any],
-        flags: int = 0,
-        kind: int = _core.OP_CALL,
-        attr: int = 0,
-        part: Part | None = None,
-        ranks: Sequence[int] = (),
-        memories: Sequence[str] = (),
-    ) -> int:
-        if self.lifted:
-            operands = [self.lifted.get((self.num_ops, k), o) for k, o in enumerate(operands)]
-        values = [o for o in operands if isinstance(o, int)]
-        if kind in (_core.OP_MARK, _core.OP_MARK_BACKWARD, _core.OP_PLACE):
-            memories = [self.memories.get(v, "device") for v in values[: len(avals)]]
-        else:
-            memories = memories or ["device"] * len(avals)
-        branches = () if kind == _core.OP_ADD else self.branches
-        indices = (branch.conditional.index for branch in branches)
-        guards = [index for index in indices if isinstance(index, int)]
-        types = [(*physical_type(a), m) for a, m in zip(avals, memories, strict=True)]
-        opaque = kind in (_core.OP_CALL, _core.OP_TASK)
-        cost = flops(eqn, params) if eqn and opaque else 0.0
-        name = params["name"] if kind == _core.OP_TASK else primitive.name
-        where = user_line(eqn) if eqn else None
-        # A task's computation does not depend on its ranks and name.
-        computed = {"jaxpr": params["jaxpr"]} if kind == _core.OP_TASK else params
-        scalars = scalars_of(primitive, operands)
-        code, code_of_any = self._codes(primitive, computed, operands, scalars)
-        if self.outside is not None and kind not in (_core.OP_MARK, _core.OP_MARK_BACKWARD):
-            self.stages[-1].append(StageOp(self.num_ops, code_of_any, scalars))
-        known = 0 if branches or part else code
-        first = self.core.add_op(
-            kind, flags, attr, values + guards, types, cost, name, where, known, ranks
-        )
-        self.ops[self.num_ops] = FrontOp(
-            primitive,
-            params,
-            tuple(operands),
-            first,
-            len(avals),
-            code,
-            eqn,
-            branches,
-            part,
-        )
-        self.num_ops += 1
-        if flags & _core.FLAG_BACKWARD:
-            self.transposed.update(range(first, first + len(avals)))
-        for k, (aval, own) in enumerate(zip(avals, memories, strict=True)):
-            self._define(first + k, [aval], own)
-        if self.outside is not None and all(v in self.outside for v in values):
-            self.outside.update(range(first, first + len(avals)))
-        return first
-
-    def _codes(
-        self,
-        primitive: Any,
-        params: dict[str, Any],
-        operands: Sequence[Operand],
-        scalars: Mapping[int, Literal],
-    ) -> tuple[int, int]:
-        """A number that is the same for equations that compute the same, and one that is the
-        same even if they differ in these constants."""
-        own = (primitive, param_key(params))
-        literals = [literal_key(o) if isinstance(o, Literal) else None for o in operands]
-        code = self.codes.setdefault((*own, *literals), len(self.codes) + 1)
-        if not scalars:
-            return code, code
-        literals = ["any" if k in scalars else literal for k, literal in enumerate(literals)]
-        return code, self.codes.setdefault((*own, *literals), len(self.codes) + 1)
-
-    def _is_outside(self, value: int) -> bool:
-        return self.outside is None or value in self.outside
-
-    def as_value(self, operand: Operand) -> int:
-        """Returns the value of a result; if it is a constant, an op creates it."""
-        if isinstance(operand, int):
-            return operand
-        aval = operand.aval
-        params = {"new_dtype": aval.dtype, "weak_type": aval.weak_type, "sharding": None}
-        primitive = jax.lax.convert_element_type_p
-        return self._add(None, primitive, params, [operand], [aval], _core.FLAG_CHEAP)
-
-    def _add_like(
-        self, primitive: Any, params: dict[str, Any], operands: list[Operand], cheap: bool
-    ) -> int:
-        """Adds an op that belongs to no equation, whose result has the type of its first
-        operand."""
-        flags = _core.FLAG_CHEAP if cheap else 0
-        return self._add(None, primitive, params, operands, [self.avals[operands[0]]], flags)
 
     def _may_regroup(self, eqn: JaxprEqn) -> bool:
         """Under a condition, the planner only treats sums of scalars (norms) as sums: they are
@@ -702,8 +546,8 @@ def build_graph(
     jaxpr = closed_jaxpr.jaxpr
     ranks_of_args = [place.ranks for place in places] if places else [()] * len(arg_names)
 
-    def walk(constants: Mapping[int, Mapping[int, Literal]]) -> tuple[_Builder, Any, Any]:
-        builder = _Builder(name, ranks, loop_length, gathers)
+    def walk(constants: Mapping[int, Mapping[int, Literal]]) -> tuple[_Walker, Any, Any]:
+        builder = _Walker(name, ranks, loop_length, gathers)
         args = [
             builder.add_arg(v.aval, d, n, m, r)
             for v, d, n, m, r in zip(
@@ -717,7 +561,7 @@ def build_graph(
         return builder, args, builder.walk(closed_jaxpr, args)
 
     builder, args, outs = walk({})
-    if constants := differing(builder.stages):
+    if constants := builder.constants.differing():
         builder, args, outs = walk(constants)
     ends = zip(outs, out_names, next_args, out_ranks, out_memories, strict=True)
     found = []

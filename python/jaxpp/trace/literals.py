@@ -16,38 +16,77 @@ from jax.extend.core import Literal
 
 from jaxpp.trace.keys import literal_key
 
-__all__ = ["StageOp", "differing", "scalars_of"]
+__all__ = ["StageConstants"]
 
 # A module for the ops that a larger stage shares with others has at least so many ops
 # (src/partition/share.c).
 _FEWEST_OPS = 8
 
-
-@dataclasses.dataclass(frozen=True)
-class StageOp:
-    """An op of a stage.
-
-    Attributes:
-      op: its number in the graph.
-      code: equal for ops that compute the same, apart from scalars.
-      scalars: its scalar constants, by their positions among its operands.
-    """
-
-    op: int
-    code: int
-    scalars: Mapping[int, Literal]
-
-
 # Operations that XLA computes in another way if an operand is a constant.
 _FIXED = {"pow"}
 
 
-def scalars_of(primitive: Any, operands: Sequence[Any]) -> dict[int, Literal]:
-    """The constants among an op's operands that may become arguments, by position."""
-    if primitive.name in _FIXED:
-        return {}
-    literals = ((k, o) for k, o in enumerate(operands) if isinstance(o, Literal))
-    return {k: literal for k, literal in literals if literal.aval.shape == ()}
+@dataclasses.dataclass(frozen=True)
+class _StageOp:
+    op: int  # its number in the graph
+    code: int  # equal for ops that compute the same, apart from scalars
+    scalars: Mapping[int, Literal]  # its scalar constants, by position
+
+
+class StageConstants:
+    """The constants of the ops in a step's loops, and the values that replace some of them."""
+
+    def __init__(self) -> None:
+        # The ops of each forward and backward of a stage, in order.
+        self._stages: list[list[_StageOp]] = []
+        self._codes: dict[Any, int] = {}
+        self._values: dict[tuple[int, int], int] = {}  # by op and position
+
+    def begin_stage(self) -> None:
+        """The following ops belong to the forward or the backward of another stage."""
+        self._stages.append([])
+
+    def note(self, op: int, computed: Any, operands: Sequence[Any]) -> None:
+        """Adds an op to the stage. `computed`, its primitive and a key of its parameters, is
+        equal for ops that compute the same from the same operands."""
+        literals = {k: o for k, o in enumerate(operands) if isinstance(o, Literal)}
+        fixed = computed[0].name in _FIXED
+        scalars = {k: o for k, o in literals.items() if o.aval.shape == () and not fixed}
+        others = tuple((k, k in scalars or literal_key(o)) for k, o in literals.items())
+        key = (computed, len(operands), others)
+        code = self._codes.setdefault(key, len(self._codes))
+        self._stages[-1].append(_StageOp(op, code, scalars))
+
+    def differing(self) -> dict[int, dict[int, Literal]]:
+        """By op and position, the constants in which stages differ that otherwise compute the
+        same."""
+        codes = [tuple(op.code for op in stage) for stage in self._stages]
+        found: dict[int, dict[int, Literal]] = {}
+        for pattern, count in collections.Counter(codes).items():
+            if count < 2 or not pattern:
+                continue
+            starts = [_find(pattern, own) for own in codes]
+            equal = [
+                stage[at : at + len(pattern)]
+                for stage, at in zip(self._stages, starts, strict=True)
+                if at is not None
+            ]
+            for ops in zip(*equal, strict=True):
+                for k in ops[0].scalars:
+                    if len({literal_key(op.scalars[k]) for op in ops}) > 1:
+                        for op in ops:
+                            found.setdefault(op.op, {})[k] = op.scalars[k]
+        return found
+
+    def replace(self, op: int, position: int, value: int) -> None:
+        """Makes a value of the graph the operand of an op in place of a constant."""
+        self._values[op, position] = value
+
+    def replaced(self, op: int, operands: Sequence[Any]) -> Sequence[Any]:
+        """The operands of an op with values in place of the constants that they replace."""
+        if not self._values:
+            return operands
+        return [self._values.get((op, k), o) for k, o in enumerate(operands)]
 
 
 def _find(pattern: Sequence[int], codes: Sequence[int]) -> int | None:
@@ -58,25 +97,3 @@ def _find(pattern: Sequence[int], codes: Sequence[int]) -> int | None:
         if codes[at] == pattern[0] and codes[at : at + len(pattern)] == pattern:
             return at
     return None
-
-
-def differing(stages: Sequence[Sequence[StageOp]]) -> dict[int, dict[int, Literal]]:
-    """By op, the constants that differ between stages that otherwise compute the same, by
-    their positions. Each stage has the ops of one of its forwards or backwards, in order."""
-    codes = [tuple(op.code for op in stage) for stage in stages]
-    found: dict[int, dict[int, Literal]] = {}
-    for pattern, count in collections.Counter(codes).items():
-        if count < 2 or not pattern:
-            continue
-        starts = [_find(pattern, own) for own in codes]
-        equal = [
-            stage[at : at + len(pattern)]
-            for stage, at in zip(stages, starts, strict=True)
-            if at is not None
-        ]
-        for ops in zip(*equal, strict=True):
-            for k in ops[0].scalars:
-                if len({literal_key(op.scalars[k]) for op in ops}) > 1:
-                    for op in ops:
-                        found.setdefault(op.op, {})[k] = op.scalars[k]
-    return found

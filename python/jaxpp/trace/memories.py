@@ -17,8 +17,7 @@ import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 from jax.sharding import Sharding
 
-from jaxpp.jax_internals.jaxprs import bind, changed_jaxpr, new_var, settings_of
-from jaxpp.jax_internals.lines import at_line_of
+from jaxpp.jax_internals.jaxprs import bind, changed_jaxpr, evaluate, new_var
 from jaxpp.mesh import memory_of
 
 __all__ = [
@@ -76,26 +75,15 @@ def without_memory(eqn: JaxprEqn, number: int) -> tuple[Any, dict[str, Any]]:
 def run_in_device_memory(closed: ClosedJaxpr, *args: Any) -> list[Any]:
     """Evaluates the equations of a task without its moves; the types of its results and
     arguments give their memories."""
-    env = dict(zip(closed.jaxpr.invars, args, strict=True))
-    env.update(zip(closed.jaxpr.constvars, closed.consts, strict=True))
 
-    def read(atom: Any) -> Any:
-        return atom.val if isinstance(atom, Literal) else env[atom]
+    def without_moves(eqn: JaxprEqn, operands: list[Any]) -> list[Any] | None:
+        if not is_move(eqn):
+            return None
+        ways = [without_memory(eqn, k) for k in range(len(operands))]
+        pairs = zip(ways, operands, strict=True)
+        return [out for (primitive, params), x in pairs for out in bind(primitive, params, [x])]
 
-    for eqn in closed.eqns:
-        given = list(map(read, eqn.invars))
-        with settings_of(eqn), at_line_of(eqn):
-            if is_move(eqn):
-                ways = [without_memory(eqn, k) for k in range(len(given))]
-                outs = [
-                    out
-                    for (primitive, params), x in zip(ways, given, strict=True)
-                    for out in bind(primitive, params, [x])
-                ]
-            else:
-                outs = bind(eqn.primitive, eqn.params, given)
-        env.update(zip(eqn.outvars, outs, strict=True))
-    return list(map(read, closed.jaxpr.outvars))
+    return evaluate(closed, args, without_moves)
 
 
 # --- Moves in a scan ----------------------------------------------------------------------

@@ -13,7 +13,7 @@ the next must be one of these:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import jax
@@ -22,15 +22,14 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var, jaxpr_as
 
 from jaxpp.errors import describe, make_error
 from jaxpp.jax_internals.jaxprs import (
-    bind,
     changed_jaxpr,
     drop_unused,
+    evaluate,
     jaxprs_in,
     names_of,
     scan_sizes,
-    settings_of,
 )
-from jaxpp.jax_internals.lines import at_line_of, user_line
+from jaxpp.jax_internals.lines import user_line
 from jaxpp.operations import Add, Concat, Max, accumulate
 from jaxpp.trace.inlining import inlined
 from jaxpp.trace.loop import microbatch_of, run_loop
@@ -44,28 +43,7 @@ _OPERATIONS: dict[str, Add | Max] = {"add": Add(), "add_any": Add(), "max": Max(
 _UNCHANGING = {"convert_element_type", "sharding_constraint"}
 
 
-# --- Evaluation -------------------------------------------------------------------------
-
-# Computes the results of an equation from its operands; None: as the equation does.
-_Handle = Callable[[JaxprEqn, list[Any]], list[Any] | None]
-
-
-def _evaluate(called: ClosedJaxpr | Jaxpr, args: Sequence[Any], handle: _Handle) -> list[Any]:
-    closed = called if isinstance(called, ClosedJaxpr) else ClosedJaxpr(called, ())
-    env: dict[Var, Any] = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
-    env.update(zip(closed.jaxpr.invars, args, strict=True))
-
-    def read(atom: Any) -> Any:
-        return atom.val if isinstance(atom, Literal) else env[atom]
-
-    for eqn in closed.jaxpr.eqns:
-        with settings_of(eqn), at_line_of(eqn):
-            operands = [read(v) for v in eqn.invars]
-            outs = handle(eqn, operands)
-            if outs is None:
-                outs = bind(eqn.primitive, eqn.params, operands)
-        env.update(zip(eqn.outvars, outs, strict=True))
-    return [read(v) for v in closed.jaxpr.outvars]
+# --- The states of a scan ---------------------------------------------------------------
 
 
 def _with_calls_inlined(closed: ClosedJaxpr, numbers: range) -> ClosedJaxpr:
@@ -81,9 +59,9 @@ def _with_calls_inlined(closed: ClosedJaxpr, numbers: range) -> ClosedJaxpr:
             called = inlined(eqn)
             if called is None or not any(id(o) in taken for o in operands):
                 return None
-            return _evaluate(called, operands, inline)
+            return evaluate(called, operands, inline)
 
-        return _evaluate(closed, args, inline)
+        return evaluate(closed, args, inline)
 
     return jax.make_jaxpr(run)(*closed.in_avals)
 
@@ -92,17 +70,14 @@ def _variables(eqn: JaxprEqn) -> list[Var]:
     return [v for v in eqn.invars if isinstance(v, Var)]
 
 
-# --- The states of a scan ---------------------------------------------------------------
-
-
 class _Scan:
-    """A scan over microbatches. Its states are given by their numbers.
+    """A scan over microbatches. A state is given by its number.
 
     Attributes:
       title: its name in messages.
       body: an iteration.
-      constant, reduced, known, replaced: the states of each kind; of those that are reduced,
-        how.
+      constant, known, replaced: the states of each kind.
+      reduced: the operation that reduces each of the other states.
     """
 
     def __init__(self, eqn: JaxprEqn) -> None:
@@ -234,7 +209,7 @@ def _run_as_loop(eqn: JaxprEqn, operands: Sequence[Any], schedule: Any) -> list[
     first, rows = operands[scan.num_consts : end], tuple(operands[end:])
 
     def arguments(states: Sequence[Any], row: Sequence[Any]) -> list[Any]:
-        """Those of an iteration, from the states known in advance and its row."""
+        """The arguments of an iteration with these states known in advance and this row."""
         found = list(operands[:end])
         for k, state in zip(known, states, strict=True):
             found[scan.num_consts + k] = state
@@ -294,8 +269,8 @@ def scans_to_loops(closed: ClosedJaxpr, schedule: Any, who: str) -> ClosedJaxpr:
     """The step with each scan that has stage marks replaced by a loop under the schedule.
 
     Raises:
-      JaxppError("schedule"): there is none, although the schedule has several stages;
-      ("unsupported"): its iterations wait for each other, or it was differentiated.
+      JaxppError: the schedule has several stages, but no scan has stage marks ("schedule");
+        iterations wait for each other, or the scan was differentiated ("unsupported").
     """
     scans = _marked_scans(closed)
     if not scans:
@@ -322,6 +297,6 @@ def scans_to_loops(closed: ClosedJaxpr, schedule: Any, who: str) -> ClosedJaxpr:
         called = inlined(eqn)
         if called is None or not _marked_scans(called):
             return None
-        return _evaluate(called, operands, replace)
+        return evaluate(called, operands, replace)
 
-    return jax.make_jaxpr(lambda *args: _evaluate(closed, args, replace))(*closed.in_avals)
+    return jax.make_jaxpr(lambda *args: evaluate(closed, args, replace))(*closed.in_avals)

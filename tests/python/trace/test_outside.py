@@ -86,8 +86,8 @@ def test_state_stays_with_its_rank(name: str, any_mesh2: Any) -> None:
 
 @pytest.mark.parametrize("counting_stage", [0, 1, 2])
 def test_small_weights_stay_with_their_rank(counting_stage: int) -> None:
-    """The gradients are divided by a number that one stage counts, and their norm and that of
-    the new weights are left on all ranks."""
+    """A stage counts the number that divides the gradients. All ranks return the norms of
+    gradients and weights."""
     mesh = make_mesh(3)
     problem = models.mlp([1, 1, 1], 4)
     weights, batch = problem.params, problem.batch
