@@ -25,7 +25,7 @@ from jaxpp.errors import make_error
 from jaxpp.jax_internals.client import add_to_profiles, keep_profiles_apart
 from jaxpp.lower.compiling import Compiler
 from jaxpp.lower.handlers import register_handlers
-from jaxpp.lower.lowering import Code, TaskModules
+from jaxpp.lower.lowering import Code
 from jaxpp.mesh import MpmdMesh, rank_axes
 from jaxpp.plan.costs import Collectives
 from jaxpp.plan.planned import Planned
@@ -46,8 +46,8 @@ class StepDevices(Devices):
 
     def start(
         self, planned: Planned, code: Code, in_flight: int, options: Options
-    ) -> tuple[Any, TaskModules]:
-        """The runtime of a plan, and the code that its tasks were compiled from."""
+    ) -> tuple[Any, bool]:
+        """The runtime of a plan, and whether its tasks call back into Python."""
         raise NotImplementedError
 
     def collectives(self, runtime: Any, mesh: MpmdMesh) -> Callable[[], Collectives]:
@@ -153,7 +153,7 @@ class LocalDevices(StepDevices):
 
     def start(
         self, planned: Planned, code: Code, in_flight: int, options: Options
-    ) -> tuple[_core.Runtime, TaskModules]:
+    ) -> tuple[_core.Runtime, bool]:
         compiler = Compiler(planned.plan, self, code)
         executables = compiler.compile_all()
         network = None
@@ -161,7 +161,7 @@ class LocalDevices(StepDevices):
             client = f"{self.platform}: {self.version}"
             identity = identity_of(planned, options, code, client)
             network = self.processes.connect(identity, self)
-        return self.run(planned.plan, executables, in_flight, network), compiler.made
+        return self.run(planned.plan, executables, in_flight, network), compiler.calls_back
 
     def collectives(self, runtime: _core.Runtime, mesh: MpmdMesh) -> Callable[[], Collectives]:
         own = StepDevices.collectives(self, runtime, mesh)

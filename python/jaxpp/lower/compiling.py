@@ -11,7 +11,7 @@ from jaxpp import _core
 from jaxpp.errors import JaxppError, make_error, warn
 from jaxpp.lower.compilation_cache import folder
 from jaxpp.lower.handlers import has_callbacks
-from jaxpp.lower.lowering import Code, LoweredTask, TaskModules
+from jaxpp.lower.lowering import Code, LoweredTask
 from jaxpp.progress import show
 
 __all__ = ["Compiler", "explain"]
@@ -60,7 +60,7 @@ class Compiler:
         self.devices = devices
         self.code = code
         self.cache_folder = folder()
-        self.made = TaskModules(code.compile_options)
+        self.calls_back = False  # whether a task calls back into Python
         self.all_written = True  # to the cache folder; set by any thread of the pool
         self.futures: dict[Any, concurrent.futures.Future[_core.Executable]] = {}
 
@@ -72,13 +72,12 @@ class Compiler:
         fills_zeros: bool,
     ) -> concurrent.futures.Future[_core.Executable] | None:
         if not task.ops or not self.devices.has_rank(task.rank):
-            self.made.add(task, None)
             return None
-        lowered = self.code.lower(task, donations)
-        self.made.add(task, lowered)
         # The runtime copies zeros to such devices itself.
         if fills_zeros and self.devices.platform == "cpu" and self.devices.rank_size == 1:
             return None
+        lowered = self.code.lower(task, donations)
+        self.calls_back |= bool(lowered.callbacks)
         if lowered.callbacks and not has_callbacks(self.devices.client):
             raise make_error(
                 "unsupported",

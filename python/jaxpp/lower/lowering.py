@@ -247,31 +247,31 @@ class Code(Protocol):
     def lower(self, task: _core.StagedTask, donations: Any) -> LoweredTask: ...
 
 
+@dataclasses.dataclass
 class TaskModules:
-    """The modules that a step's tasks were compiled from."""
+    """The modules of a plan's tasks."""
 
-    def __init__(self, compile_options: bytes) -> None:
-        self.compile_options = compile_options
-        self.modules: dict[bytes, int] = {}  # numbered in order of first use
-        self.of_task: list[int] = []  # _core.NONE for a task without ops
-        # Functions by address, for tasks whose modules only this process can run.
-        self.functions: dict[str, dict[int, Function]] = {}
-
-    def add(self, task: _core.StagedTask, lowered: LoweredTask | None) -> None:
-        """Adds the next task."""
-        if lowered is None:
-            self.of_task.append(_core.NONE)
-            return
-        self.of_task.append(self.modules.setdefault(lowered.code, len(self.modules)))
-        if lowered.callbacks:
-            self.functions[task.name] = {
-                made.object.address(): made.function for made in lowered.callbacks
-            }
+    compile_options: bytes
+    modules: list[bytes]  # in order of first use
+    of_task: list[int]  # a number for each task; _core.NONE for one without ops
+    # By task and address, the functions of modules that only this process can run.
+    functions: dict[str, dict[int, Function]]
 
 
 def modules_of_all(plan: _core.Plan, code: Code) -> TaskModules:
-    """Lowers all tasks, including those that other processes compile."""
-    modules = TaskModules(code.compile_options)
+    """Lowers all tasks, including those that other processes compile, or that the runtime
+    runs without a module."""
+    numbers: dict[bytes, int] = {}
+    of_task: list[int] = []
+    functions: dict[str, dict[int, Function]] = {}
     for task, donations in zip(plan.staged().tasks(), plan.donations(), strict=True):
-        modules.add(task, code.lower(task, donations) if task.ops else None)
-    return modules
+        if not task.ops:
+            of_task.append(_core.NONE)
+            continue
+        lowered = code.lower(task, donations)
+        of_task.append(numbers.setdefault(lowered.code, len(numbers)))
+        if lowered.callbacks:
+            functions[task.name] = {
+                made.object.address(): made.function for made in lowered.callbacks
+            }
+    return TaskModules(code.compile_options, list(numbers), of_task, functions)

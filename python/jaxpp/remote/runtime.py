@@ -99,14 +99,14 @@ class RemoteDevices(StepDevices):
 
     def start(
         self, planned: Planned, code: Code, in_flight: int, options: Options
-    ) -> tuple[RemoteRuntime, TaskModules]:
+    ) -> tuple[RemoteRuntime, bool]:
         modules = modules_of_all(planned.plan, code)
         file = self._planfile(planned.plan, modules)
         functions = self._pickle(modules)
         runtime = RemoteRuntime(
             self._workers, self._plugin, planned, file, functions, in_flight
         )
-        return runtime, modules
+        return runtime, bool(modules.functions)
 
     def _pickle(self, modules: TaskModules) -> bytes:
         """The callbacks of tasks, pickled together to preserve shared objects."""
@@ -137,7 +137,7 @@ class RemoteDevices(StepDevices):
                 (),
                 1,
                 modules.compile_options,
-                list(modules.modules),
+                modules.modules,
                 modules.of_task,
                 None,
                 [],

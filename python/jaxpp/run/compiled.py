@@ -125,7 +125,8 @@ class CompiledStep:
         self._tracing = False
         self._options, self._given_code = options, code
         code = self._make_code()
-        self._runtime, self._modules = devices.start(traced, code, self._in_flight, options)
+        started = devices.start(traced, code, self._in_flight, options)
+        self._runtime, self._calls_back = started
         self._collectives = devices.collectives(self._runtime, self._mesh)
         args = zip(traced.staged.args(), self._arg_avals(), strict=True)
         outputs = zip(traced.staged.outputs(), traced.out_avals, strict=True)
@@ -308,7 +309,7 @@ class CompiledStep:
 
     def warm_up(self) -> None:
         """Runs the step once on zeros and drops the results, unless it has callbacks."""
-        if self._modules.functions:
+        if self._calls_back:
             return
         self._runtime.set_checks(False, False)
         values = self._values_of([_zeros(p.aval) for _, p in self._argument_groups], [])
@@ -360,9 +361,7 @@ class CompiledStep:
             "invalid-argument" if the file cannot be written.
         """
         layout = StepLayout(self._devices, self._mesh, self._inputs, self._outputs)
-        modules = self._modules
-        if self._devices.processes is not None:
-            modules = modules_of_all(self._traced.plan, self._make_code())
+        modules = modules_of_all(self._traced.plan, self._make_code())
         save_step(path, self._traced, modules, layout, self._in_flight)
 
     # --- Inspection ---

@@ -160,7 +160,7 @@ def save_step(
         *rank_axes(layout.mesh),
         max(1, steps_in_flight),
         modules.compile_options,
-        list(modules.modules),
+        modules.modules,
         modules.of_task,
         _shard_layouts(layout),
         _constants(planned, layout),
