@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -47,6 +47,7 @@ __all__ = [
     "never_recompute",
     "new_var",
     "printed_lines",
+    "repeat",
     "scan_sizes",
     "settings_of",
     "stacked_aval",
@@ -54,17 +55,21 @@ __all__ = [
 ]
 
 
-def jaxprs_in(params: Mapping[str, Any]) -> Iterator[Jaxpr]:
+def jaxprs_in(params: Mapping[str, Any]) -> list[Jaxpr]:
     """The jaxprs in the parameters of an equation, also those in tuples and lists."""
-    return _jaxprs_among(params.values())
+    found: list[Jaxpr] = []
+    _collect_jaxprs(params.values(), found)
+    return found
 
 
-def _jaxprs_among(items: Iterable[Any]) -> Iterator[Jaxpr]:
+def _collect_jaxprs(items: Iterable[Any], found: list[Jaxpr]) -> None:
     for item in items:
-        if isinstance(item, ClosedJaxpr | Jaxpr):
-            yield item.jaxpr if isinstance(item, ClosedJaxpr) else item
-        elif isinstance(item, tuple | list):
-            yield from _jaxprs_among(item)
+        if isinstance(item, tuple | list):
+            _collect_jaxprs(item, found)
+        elif isinstance(item, ClosedJaxpr):
+            found.append(item.jaxpr)
+        elif isinstance(item, Jaxpr):
+            found.append(item)
 
 
 # JAX 0.10.2, 0.11.2: partial_eval.dce_jaxpr.
@@ -239,6 +244,22 @@ def bind(primitive: Any, params: dict[str, Any], operands: Sequence[Any]) -> lis
     """The results of a primitive with the parameters of an equation."""
     outs = primitive.bind(*operands, **primitive.get_bind_params(params))
     return list(outs) if primitive.multiple_results else [outs]
+
+
+# JAX 0.10.2, 0.11.2: core.trace_ctx; DynamicJaxprTrace.to_jaxpr_tracer and emit_eqn.
+def repeat(eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
+    """The results of an equation on tracers, like `bind`. If they have the types of the
+    equation's own operands, JAX does not find the types of the results again."""
+    trace = jax_core.trace_ctx.trace
+    if isinstance(trace, pe.DynamicJaxprTrace) and not eqn.effects:
+        tracers = [trace.to_jaxpr_tracer(operand, eqn.source_info) for operand in operands]
+        pairs = zip(tracers, eqn.invars, strict=True)
+        if all(tracer.aval == var.aval for tracer, var in pairs):
+            types = [var.aval for var in eqn.outvars]
+            rest = (eqn.primitive, eqn.params, eqn.effects, eqn.source_info, eqn.ctx)
+            return trace.emit_eqn(tracers, types, *rest)
+    with settings_of(eqn), at_line_of(eqn):
+        return bind(eqn.primitive, eqn.params, operands)
 
 
 def evaluate(

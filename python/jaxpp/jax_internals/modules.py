@@ -336,11 +336,11 @@ class LoweredModule:
                 made.append(callback)
         return made
 
-    # JAX 0.10.2, 0.11.2: an operation's clone.
+    # JAX 0.10.2, 0.11.2: an operation's clone and get_asm.
     def printer(self) -> Callable[[], str]:
         """The text of the module in its current state."""
         copy = self._module.operation.clone()
-        return lambda: str(copy)
+        return lambda: copy.get_asm(assume_verified=True)  # JAX has verified it
 
     # JAX 0.10.2, 0.11.2: interpreters.mlir.module_to_bytecode; serialize_portable_artifact of
     # jaxlib's stablehlo and of its XLA.

@@ -116,7 +116,11 @@ class TaskLowerer:
         """The op with the inputs that the planner gave it, which bypass marks."""
         front = self.graph.ops[op]
         inputs = iter(self.staged.op(op).inputs)
-        operands = tuple(o if isinstance(o, Literal) else next(inputs) for o in front.operands)
+        operands = tuple(
+            [o if isinstance(o, Literal) else next(inputs) for o in front.operands]
+        )
+        if operands == front.operands:
+            return front
         return dataclasses.replace(front, operands=operands)
 
     # --- Identity of tasks ---

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax.extend.core import Literal, jaxpr_as_fun
 
 from jaxpp.jax_internals.arrays import wrap_keys
-from jaxpp.jax_internals.jaxprs import bind, settings_of
+from jaxpp.jax_internals.jaxprs import bind, repeat, settings_of
 from jaxpp.mesh import MpmdMesh
 from jaxpp.trace.front import FrontOp
 from jaxpp.trace.splitting import Conditional, Whole
@@ -45,6 +45,8 @@ def _bind(op: FrontOp, params: dict[str, Any], operands: Sequence[Any], mesh: Mp
         return list(operands)
     if op.primitive is task_p:
         return jaxpr_as_fun(params["jaxpr"])(*operands)
+    if op.eqn is not None and op.params is op.eqn.params and op.primitive is op.eqn.primitive:
+        return repeat(op.eqn, operands)
     with settings_of(op.eqn) if op.eqn else contextlib.nullcontext():
         return bind(op.primitive, params, operands)
 

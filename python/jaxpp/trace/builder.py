@@ -100,7 +100,7 @@ class GraphBuilder:
         else:
             memories = memories or ["device"] * len(avals)
         branches = () if kind == _core.OP_ADD else self.branches
-        indices = (branch.conditional.index for branch in branches)
+        indices = [branch.conditional.index for branch in branches]
         guards = [index for index in indices if isinstance(index, int)]
         types = [(*physical_type(a), m) for a, m in zip(avals, memories, strict=True)]
         opaque = kind in (_core.OP_CALL, _core.OP_TASK)
@@ -117,16 +117,9 @@ class GraphBuilder:
         first = self.core.add_op(
             kind, flags, attr, values + guards, types, cost, name, where, known, ranks
         )
+        count, operands = len(avals), tuple(operands)
         self.ops[self.num_ops] = FrontOp(
-            primitive,
-            params,
-            tuple(operands),
-            first,
-            len(avals),
-            code,
-            eqn,
-            branches,
-            part,
+            primitive, params, operands, first, count, code, eqn, branches, part
         )
         self.num_ops += 1
         if flags & _core.FLAG_BACKWARD:
@@ -139,7 +132,7 @@ class GraphBuilder:
 
     def _code(self, computed: Any, operands: Sequence[Operand]) -> int:
         """A number that is the same for equations that compute the same."""
-        literals = tuple(literal_key(o) if isinstance(o, Literal) else None for o in operands)
+        literals = tuple([isinstance(o, Literal) and literal_key(o) for o in operands])
         return self.codes.setdefault((computed, literals), len(self.codes) + 1)
 
     def _is_outside(self, value: int) -> bool:

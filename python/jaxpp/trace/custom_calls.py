@@ -3,14 +3,12 @@ handler, ordered callbacks, computations in host memory."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
+from jax.extend.core import JaxprEqn
 from jax.sharding import Sharding
 
 from jaxpp.errors import make_error
 from jaxpp.jax_internals.client import host_call_targets
-from jaxpp.jax_internals.jaxprs import is_ordered
+from jaxpp.jax_internals.jaxprs import is_ordered, jaxprs_in
 from jaxpp.jax_internals.lines import user_line
 from jaxpp.mesh import memory_of
 from jaxpp.trace.memories import is_in_host_memory
@@ -39,16 +37,6 @@ def _check_callback(eqn: JaxprEqn, outer: JaxprEqn) -> None:
             )
 
 
-def _equations(eqn: JaxprEqn) -> Iterator[JaxprEqn]:
-    """An equation and all equations inside it."""
-    yield eqn
-    for param in eqn.params.values():
-        for inner in param if isinstance(param, tuple | list) else (param,):
-            jaxpr = inner.jaxpr if isinstance(inner, ClosedJaxpr) else inner
-            for each in jaxpr.eqns if isinstance(jaxpr, Jaxpr) else ():
-                yield from _equations(each)
-
-
 def _check_memory(eqn: JaxprEqn, outer: JaxprEqn) -> None:
     """Refuses values in host memory, which tasks neither compute nor move: only equations
     at the top level of the step or of its loop can move them."""
@@ -65,9 +53,9 @@ def _check_memory(eqn: JaxprEqn, outer: JaxprEqn) -> None:
                 + (f" inside {inside}" if inside else "; jax.device_put moves between memories")
                 + f", found memory_kind={given.memory_kind!r}",
             )
-    values = (v.aval for v in (*eqn.invars, *eqn.outvars))
-    found = next((aval for aval in values if is_in_host_memory(aval)), None)
-    if found is not None:
+    for found in [v.aval for v in (*eqn.invars, *eqn.outvars)]:
+        if not is_in_host_memory(found):
+            continue
         place = f"{name} inside {inside}" if inside else name
         raise make_error(
             "unsupported",
@@ -86,15 +74,20 @@ def check_equation(eqn: JaxprEqn) -> None:
         in host memory, or a call to an unregistered FFI target ("unsupported"), with the user's
         line.
     """
-    first, *inner = _equations(eqn)
-    for each in (*inner, first):
-        _check_memory(each, eqn)
-        _check_callback(each, eqn)
-        target = each.params.get("target_name") if each.primitive.name == "ffi_call" else None
-        if target is not None and target not in host_call_targets():
-            raise make_error(
-                "unsupported",
-                f"custom call {target!r} at {user_line(eqn)}: no handler of that name is "
-                "registered for the CPU; call jax.ffi.register_ffi_target before the step is "
-                "compiled",
-            )
+    _check_inside(eqn, eqn)
+
+
+def _check_inside(eqn: JaxprEqn, outer: JaxprEqn) -> None:
+    for jaxpr in jaxprs_in(eqn.params):
+        for each in jaxpr.eqns:
+            _check_inside(each, outer)
+    _check_memory(eqn, outer)
+    _check_callback(eqn, outer)
+    target = eqn.params.get("target_name") if eqn.primitive.name == "ffi_call" else None
+    if target is not None and target not in host_call_targets():
+        raise make_error(
+            "unsupported",
+            f"custom call {target!r} at {user_line(outer)}: no handler of that name is "
+            "registered for the CPU; call jax.ffi.register_ffi_target before the step is "
+            "compiled",
+        )

@@ -18,7 +18,7 @@ __all__ = ["FrontLoop", "FrontOp", "Graph", "Operand"]
 Operand: TypeAlias = int | Literal
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(eq=False, slots=True)
 class FrontOp:
     """What an op of the graph computes: `primitive.bind(*operands, **params)`."""
 

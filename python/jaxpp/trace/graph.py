@@ -315,7 +315,7 @@ class _Walker(GraphBuilder):
     def add_call(self, eqn: JaxprEqn, operands: list[Operand]) -> list[Operand]:
         if is_move(eqn):
             return self.add_move(eqn, operands)
-        runs_others = any(True for _ in jaxprs_in(eqn.params))
+        runs_others = bool(jaxprs_in(eqn.params))
         if runs_others:
             refuse_hidden_marks(eqn)
         check_equation(eqn)

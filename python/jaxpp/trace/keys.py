@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -11,27 +12,26 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 __all__ = ["literal_key", "param_key"]
 
 
-_PLAIN = {bool, float, int, str, type(None)}
+@functools.cache
+def _is_compared_by_identity(kind: Any) -> bool:
+    return issubclass(kind, ClosedJaxpr | Jaxpr | np.ndarray | jax.Array)
 
 
 def param_key(param: Any) -> Any:
     """A key that is equal only for equivalent parameters; if in doubt, parameters are
     compared by identity."""
-    if type(param) in _PLAIN:
-        return (type(param), param)
-    if isinstance(param, ClosedJaxpr | Jaxpr):
-        return ("jaxpr", id(param))
     if isinstance(param, tuple | list):
-        return tuple(param_key(p) for p in param)
+        return tuple([param_key(p) for p in param])
     if isinstance(param, dict):
-        return tuple((k, param_key(v)) for k, v in sorted(param.items()))
-    if isinstance(param, np.ndarray | jax.Array):
-        return ("array", id(param))
+        return tuple([(k, param_key(param[k])) for k in sorted(param)])
+    kind: Any = type(param)
+    if _is_compared_by_identity(kind):
+        return (kind, id(param))
     try:
         hash(param)
     except TypeError:
         return ("object", id(param))
-    return (type(param), param)
+    return (kind, param)
 
 
 def literal_key(literal: Literal) -> Any:

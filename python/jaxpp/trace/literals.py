@@ -50,8 +50,11 @@ class StageConstants:
         """Adds an op to the stage. `computed`, its primitive and a key of its parameters, is
         equal for ops that compute the same from the same operands."""
         literals = {k: o for k, o in enumerate(operands) if isinstance(o, Literal)}
-        fixed = computed[0].name in _FIXED
-        scalars = {k: o for k, o in literals.items() if o.aval.shape == () and not fixed}
+        scalars = literals and {
+            k: o
+            for k, o in literals.items()
+            if o.aval.shape == () and computed[0].name not in _FIXED
+        }
         others = tuple((k, k in scalars or literal_key(o)) for k, o in literals.items())
         key = (computed, len(operands), others)
         code = self._codes.setdefault(key, len(self._codes))

@@ -213,7 +213,7 @@ class _MarkCollector:
             self.backward.add(eqn.params["uid"])
         everything = functools.reduce(operator.or_, operands, 0)
         outs = [everything] * len(eqn.outvars)
-        inners = list(jaxprs_in(eqn.params))
+        inners = jaxprs_in(eqn.params)
         if not any(map(holds_marks, inners)):
             return outs
         frames = (*user_frames(eqn), *calls)

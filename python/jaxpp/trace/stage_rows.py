@@ -120,6 +120,9 @@ class _View:
         return _View(self.leaves, ids).reshaped(tuple(map(len, places)), shape)
 
 
+_OF_LEAVES = (_View, _Unknown)
+
+
 def is_reshape(eqn: JaxprEqn) -> bool:
     """Whether the elements keep their order."""
     if eqn.primitive.name in ("reshape", "squeeze", "expand_dims"):
@@ -225,7 +228,7 @@ class _StageFinder:
                 outs = self._call(closed, found, backward)
             elif eqn.primitive is mark_p:
                 self.marks = None if self.marks is None else self.marks + 1
-            else:
+            elif any(f is not None for f in found):
                 outs = self._follow(eqn, found)
             env.update(zip(eqn.outvars, outs or [None] * len(eqn.outvars), strict=True))
         return [read(v) for v in jaxpr.outvars]
@@ -250,9 +253,9 @@ class _StageFinder:
         return outs
 
     def _follow(self, eqn: JaxprEqn, found: list[Any]) -> list[Any] | None:
-        views = [f for f in found if isinstance(f, _View | _Unknown)]
+        views = [f for f in found if isinstance(f, _OF_LEAVES)]
         if not views:
-            return fold(eqn, found, in_numpy=True)
+            return None if any(f is None for f in found) else fold(eqn, found, in_numpy=True)
         if is_move(eqn):
             return found
         name, known = eqn.primitive.name, all(isinstance(v, _View) for v in views)
