@@ -57,6 +57,9 @@ __all__ = ["build_graph"]
 # Ops on at most this many bytes are recomputed by each user instead of being sent.
 _SMALL_BYTES = 4096
 _RESHAPES = {"reshape", "squeeze", "expand_dims", "broadcast_in_dim", "iota"}
+# Ops that take less time than reading their result from memory.
+_QUICK = _RESHAPES | {"convert_element_type", "select_n", "eq", "ne", "lt", "le", "gt", "ge"}
+_QUICK |= {"add", "sub", "mul", "neg", "abs", "max", "min", "and", "or", "xor", "not"}
 
 
 class _Walker(GraphBuilder):
@@ -76,6 +79,8 @@ class _Walker(GraphBuilder):
         self.specs: dict[int, PartitionSpec] = {}
         self.sums: dict[int, Any] = {}  # the operands of sums that the planner may regroup
         self.moved: set[int] = set()  # values that the step has moved to a memory
+        # In a body: masks and positions, made of constants and of the microbatch's number.
+        self.patterns: set[int] = set()
         # By the uid of a mark: the stages whose backward has not begun.
         self.mark_stages: dict[int, list[int]] = {}
         self.num_marks = 0
@@ -276,7 +281,8 @@ class _Walker(GraphBuilder):
         return [here[o] if isinstance(o, int) else o for o in cut.results]
 
     def add_barrier(self, eqn: JaxprEqn, operands: list[Operand]) -> list[Operand]:
-        varying = [o for o in operands if isinstance(o, int) and not self._is_outside(o)]
+        values = [o for o in operands if isinstance(o, int) and o not in self.patterns]
+        varying = [v for v in values if not self._is_outside(v)]
         if not varying:
             return operands
         avals = [self.avals[o] for o in varying]
@@ -320,14 +326,15 @@ class _Walker(GraphBuilder):
             refuse_hidden_marks(eqn)
         check_equation(eqn)
         part = self.gathers is not None and self.gathers.is_part(eqn.primitive, operands)
-        cheap = part or (not runs_others and self._is_cheap(eqn))
+        pattern = self._is_pattern(eqn, operands)
+        cheap = part or pattern or (not runs_others and self._is_cheap(eqn))
         flags = _core.FLAG_CHEAP if cheap else 0
         if self.is_backward(eqn):
             flags |= _core.FLAG_BACKWARD
         if eqn.effects:
             flags |= _core.FLAG_EFFECT
         avals = [v.aval for v in eqn.outvars]
-        regroups = self._is_sum(eqn, operands) and self._may_regroup(eqn)
+        regroups = not pattern and self._is_sum(eqn, operands) and self._may_regroup(eqn)
         regroups = regroups and self._on_devices(operands)
         kind = _core.OP_ADD if regroups else _core.OP_CALL
         if eqn.primitive is place_p and self.outside is None:
@@ -336,6 +343,8 @@ class _Walker(GraphBuilder):
         if regroups:
             self.sums[first] = operands
         outs: list[Operand] = list(range(first, first + len(avals)))
+        if pattern:
+            self.patterns.update(range(first, first + len(avals)))
         if self.gathers is not None:
             self.gathers.note_results(operands, outs, part)
         return outs
@@ -410,7 +419,7 @@ class _Walker(GraphBuilder):
         length = self.loop_length(schedule, params["length"])
         index = self.core.begin_loop(length, stages, core_name, where)
         self.avals[index] = jax.core.ShapedArray((), np.dtype(np.int32))
-        self.outside, self.loop_title = set(range(index)), title
+        self.outside, self.patterns, self.loop_title = set(range(index)), {index}, title
         self.num_marks, self.mark_stages = 0, {}
         self.constants.begin_stage()
         if self.gathers is not None:
@@ -487,6 +496,14 @@ class _Walker(GraphBuilder):
 
     def _on_devices(self, operands: Sequence[Operand]) -> bool:
         return not any(isinstance(o, int) and o in self.memories for o in operands)
+
+    def _is_pattern(self, eqn: JaxprEqn, operands: Sequence[Operand]) -> bool:
+        """Whether an equation of a body makes a pattern. Each task computes its patterns: XLA
+        fuses them into the ops that use them, whereas a mask of a stage that left the loop
+        would take memory until its end."""
+        if self.outside is None or eqn.primitive.name not in _QUICK:
+            return False
+        return all(isinstance(o, Literal) or o in self.patterns for o in operands)
 
     def _is_cheap(self, eqn: JaxprEqn) -> bool:
         """Whether recomputing is cheaper than sending or keeping: reshapes, slices, scalars,

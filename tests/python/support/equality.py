@@ -20,6 +20,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 import jaxpp.api as jaxpp
+from jaxpp.lower.lowering import TaskModules, modules_of_all
 from jaxpp.placements import physical_array
 
 
@@ -133,6 +134,11 @@ def plain_step(problem: Problem, fast: bool = False) -> Callable[..., Any]:
         return params, opt_state, loss, aux
 
     return jax.jit(step, compiler_options=_compile_plain_faster() if fast else None)
+
+
+def modules_of(compiled: Any) -> TaskModules:
+    """The modules of a compiled step's tasks."""
+    return modules_of_all(compiled._traced.plan, compiled._make_code())
 
 
 def difference(ours: Any, plain: Any) -> float:

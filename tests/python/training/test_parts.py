@@ -11,7 +11,13 @@ import optax
 import pytest
 
 import jaxpp.api as jaxpp
-from equality import Problem, assert_trains_equal, make_mesh, pipelined_step
+from equality import (
+    Problem,
+    assert_trains_equal,
+    make_mesh,
+    modules_of,
+    pipelined_step,
+)
 
 STAGES, WIDTH, VOCABULARY = 4, 64, 96
 
@@ -112,14 +118,14 @@ def test_constants_that_are_arguments_do_not_change_numbers(axes: dict[str, int]
     assert_trains_equal(decoder(numbered=True), SCHEDULES[0], make_mesh(STAGES, **axes))
 
 
-def modules_of(problem: Problem) -> dict[str, int]:
+def module_of_each(problem: Problem) -> dict[str, int]:
     """The index of each task's module under 1F1B, by the task's name."""
     state = (problem.params, problem.optimizer.init(problem.params))
     step = jaxpp.mpmd_jit_with_loop(
         pipelined_step(problem, jaxpp.Std1F1B(STAGES)), make_mesh(STAGES), donate_argnums=(0, 1)
     ).compile(*state, problem.batch)
     tasks = step._traced.staged.tasks()
-    return {t.name: m for t, m in zip(tasks, step._modules.of_task, strict=True)}
+    return {t.name: m for t, m in zip(tasks, modules_of(step).of_task, strict=True)}
 
 
 @pytest.mark.parametrize(
@@ -135,5 +141,5 @@ def modules_of(problem: Problem) -> dict[str, int]:
     ],
 )
 def test_what_all_stages_have_is_one_module(problem: Any, shared: list[str]) -> None:
-    module = modules_of(problem())
+    module = module_of_each(problem())
     assert len({module[name] for name in shared}) == 1

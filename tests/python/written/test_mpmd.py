@@ -14,6 +14,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import jaxpp.api as jaxpp
+from equality import modules_of
 from jaxpp.experimental import mpmd
 from written import WIDTH, RandomProgram, batch, hand_mesh, layer, on, plain_training, training
 
@@ -67,7 +68,7 @@ def test_a_rank_runs_its_tasks_in_the_order_of_the_program() -> None:
 def test_calls_of_a_function_have_one_module() -> None:
     compiled = training(hand_mesh(2), 4).compile(*batch(4))
     # The tasks are fwd0, fwd1_bwd1, bwd0, add and update; the last two run on both ranks.
-    assert len(compiled._modules.modules) == 5
+    assert len(modules_of(compiled).modules) == 5
 
 
 def test_it_is_one_equation_a_call_in_another_trace() -> None:
