@@ -26,6 +26,7 @@ from jaxpp.jax_internals.lines import user_line
 from jaxpp.operations import Add, kind_of
 from jaxpp.placements import physical_type
 from jaxpp.trace.builder import GraphBuilder
+from jaxpp.trace.cheap import Patterns, is_cheap
 from jaxpp.trace.cross import place_p
 from jaxpp.trace.custom_calls import check_equation
 from jaxpp.trace.front import FrontLoop, Graph, Operand
@@ -54,13 +55,6 @@ from jaxpp.trace.written import Place, task_p, transfer_p
 
 __all__ = ["build_graph"]
 
-# Ops on at most this many bytes are recomputed by each user instead of being sent.
-_SMALL_BYTES = 4096
-_RESHAPES = {"reshape", "squeeze", "expand_dims", "broadcast_in_dim", "iota"}
-# Ops that take less time than reading their result from memory.
-_QUICK = _RESHAPES | {"convert_element_type", "select_n", "eq", "ne", "lt", "le", "gt", "ge"}
-_QUICK |= {"add", "sub", "mul", "neg", "abs", "max", "min", "and", "or", "xor", "not"}
-
 
 class _Walker(GraphBuilder):
     """Walks jaxprs and adds to the graph."""
@@ -79,8 +73,7 @@ class _Walker(GraphBuilder):
         self.specs: dict[int, PartitionSpec] = {}
         self.sums: dict[int, Any] = {}  # the operands of sums that the planner may regroup
         self.moved: set[int] = set()  # values that the step has moved to a memory
-        # In a body: masks and positions, made of constants and of the microbatch's number.
-        self.patterns: set[int] = set()
+        self.patterns = Patterns()  # of the loop whose body is being walked
         # By the uid of a mark: the stages whose backward has not begun.
         self.mark_stages: dict[int, list[int]] = {}
         self.num_marks = 0
@@ -326,8 +319,10 @@ class _Walker(GraphBuilder):
             refuse_hidden_marks(eqn)
         check_equation(eqn)
         part = self.gathers is not None and self.gathers.is_part(eqn.primitive, operands)
-        pattern = self._is_pattern(eqn, operands)
-        cheap = part or pattern or (not runs_others and self._is_cheap(eqn))
+        pattern = self.outside is not None and self.patterns.is_made_by(
+            eqn, operands, self._is_outside
+        )
+        cheap = part or pattern or (not runs_others and is_cheap(eqn))
         flags = _core.FLAG_CHEAP if cheap else 0
         if self.is_backward(eqn):
             flags |= _core.FLAG_BACKWARD
@@ -344,7 +339,7 @@ class _Walker(GraphBuilder):
             self.sums[first] = operands
         outs: list[Operand] = list(range(first, first + len(avals)))
         if pattern:
-            self.patterns.update(range(first, first + len(avals)))
+            self.patterns.add(range(first, first + len(avals)))
         if self.gathers is not None:
             self.gathers.note_results(operands, outs, part)
         return outs
@@ -419,7 +414,8 @@ class _Walker(GraphBuilder):
         length = self.loop_length(schedule, params["length"])
         index = self.core.begin_loop(length, stages, core_name, where)
         self.avals[index] = jax.core.ShapedArray((), np.dtype(np.int32))
-        self.outside, self.patterns, self.loop_title = set(range(index)), {index}, title
+        self.outside, self.loop_title = set(range(index)), title
+        self.patterns.begin_loop(index)
         self.num_marks, self.mark_stages = 0, {}
         self.constants.begin_stage()
         if self.gathers is not None:
@@ -496,31 +492,6 @@ class _Walker(GraphBuilder):
 
     def _on_devices(self, operands: Sequence[Operand]) -> bool:
         return not any(isinstance(o, int) and o in self.memories for o in operands)
-
-    def _is_pattern(self, eqn: JaxprEqn, operands: Sequence[Operand]) -> bool:
-        """Whether an equation of a body makes a pattern. Each task computes its patterns: XLA
-        fuses them into the ops that use them, whereas a mask of a stage that left the loop
-        would take memory until its end."""
-        if self.outside is None or eqn.primitive.name not in _QUICK:
-            return False
-        return all(isinstance(o, Literal) or o in self.patterns for o in operands)
-
-    def _is_cheap(self, eqn: JaxprEqn) -> bool:
-        """Whether recomputing is cheaper than sending or keeping: reshapes, slices, scalars,
-        small masks, positions or keys. Arithmetic on numeric arrays belongs to its stage."""
-        if eqn.effects:
-            return False
-        if all(v.aval.shape == () for v in (*eqn.invars, *eqn.outvars)):
-            return True
-        name = eqn.primitive.name
-        counts = not any(jnp.issubdtype(v.aval.dtype, jnp.inexact) for v in eqn.outvars)
-        if name == "dynamic_slice" or not (counts or name in _RESHAPES):
-            return name == "dynamic_slice"
-        in_bytes = sum(bytes_of(v.aval) for v in eqn.invars)
-        out_bytes = sum(bytes_of(v.aval) for v in eqn.outvars)
-        if name in _RESHAPES and in_bytes <= max(out_bytes, _SMALL_BYTES):
-            return True
-        return counts and max(in_bytes, out_bytes) <= _SMALL_BYTES
 
 
 def build_graph(

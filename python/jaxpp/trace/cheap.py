@@ -1,0 +1,74 @@
+"""Ops that are computed again wherever they are needed, instead of being sent or kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import jax.numpy as jnp
+from jax.extend.core import JaxprEqn, Literal
+
+from jaxpp.trace.front import Operand
+from jaxpp.trace.work import bytes_of
+
+__all__ = ["Patterns", "is_cheap"]
+
+# Ops on at most this many bytes are recomputed by each user instead of being sent.
+_SMALL_BYTES = 4096
+_RESHAPES = {"reshape", "squeeze", "expand_dims", "broadcast_in_dim", "iota"}
+# Ops that take less time than reading their result from memory.
+_QUICK = _RESHAPES | {"convert_element_type", "select_n", "eq", "ne", "lt", "le", "gt", "ge"}
+_QUICK |= {"add", "sub", "mul", "neg", "abs", "max", "min", "and", "or", "xor", "not"}
+
+
+def is_cheap(eqn: JaxprEqn) -> bool:
+    """Whether recomputing is cheaper than sending or keeping: reshapes, slices, scalars,
+    small masks, positions or keys. Arithmetic on numeric arrays belongs to its stage."""
+    if eqn.effects:
+        return False
+    if all(v.aval.shape == () for v in (*eqn.invars, *eqn.outvars)):
+        return True
+    name = eqn.primitive.name
+    counts = not any(jnp.issubdtype(v.aval.dtype, jnp.inexact) for v in eqn.outvars)
+    if name == "dynamic_slice" or not (counts or name in _RESHAPES):
+        return name == "dynamic_slice"
+    in_bytes = sum(bytes_of(v.aval) for v in eqn.invars)
+    out_bytes = sum(bytes_of(v.aval) for v in eqn.outvars)
+    if name in _RESHAPES and in_bytes <= max(out_bytes, _SMALL_BYTES):
+        return True
+    return counts and max(in_bytes, out_bytes) <= _SMALL_BYTES
+
+
+class Patterns:
+    """The values of a loop's body that take less time to compute than to read, such as masks
+    and positions of any size. They are made of constants, the microbatch's number, and
+    broadcasts of values from outside.
+
+    XLA fuses them into the ops that use them. If they left the loop, like other ops on values
+    from outside, there would be one for each layer, in memory until the loop ends.
+    """
+
+    def __init__(self) -> None:
+        self._values: set[int] = set()
+
+    def begin_loop(self, index: int) -> None:
+        """`index`: the value of the microbatch's number."""
+        self._values = {index}
+
+    def __contains__(self, value: Operand) -> bool:
+        return value in self._values
+
+    def add(self, values: Iterable[int]) -> None:
+        self._values.update(values)
+
+    def is_made_by(
+        self, eqn: JaxprEqn, operands: Sequence[Operand], is_outside: Callable[[int], bool]
+    ) -> bool:
+        """Whether an equation of the body makes a pattern."""
+        name = eqn.primitive.name
+        if name not in _QUICK:
+            return False
+        if name == "broadcast_in_dim" and isinstance(operands[0], int):
+            grows = bytes_of(eqn.outvars[0].aval) >= 2 * bytes_of(eqn.invars[0].aval)
+            if grows and is_outside(operands[0]):
+                return True
+        return all(isinstance(o, Literal) or o in self._values for o in operands)
