@@ -274,6 +274,7 @@ class _Walker(GraphBuilder):
         return [here[o] if isinstance(o, int) else o for o in cut.results]
 
     def add_barrier(self, eqn: JaxprEqn, operands: list[Operand]) -> list[Operand]:
+        # A task that needs a pattern computes it anyway.
         values = [o for o in operands if isinstance(o, int) and o not in self.patterns]
         varying = [v for v in values if not self._is_outside(v)]
         if not varying:

@@ -50,7 +50,7 @@ class StageConstants:
         """Adds an op to the stage. `computed`, its primitive and a key of its parameters, is
         equal for ops that compute the same from the same operands."""
         literals = {k: o for k, o in enumerate(operands) if isinstance(o, Literal)}
-        scalars = literals and {
+        scalars = {
             k: o
             for k, o in literals.items()
             if o.aval.shape == () and computed[0].name not in _FIXED

@@ -73,6 +73,8 @@ def fold(eqn: JaxprEqn, operands: Sequence[Any], in_numpy: bool = False) -> list
     `in_numpy`: only the values matter, not JAX's weak types; JAX compiles a program for each
     new equation that it evaluates.
     """
+    if not operands or any(o is None for o in operands):
+        return None
     outs = [v.aval for v in eqn.outvars]
     counts = all(
         hasattr(a, "dtype")
@@ -81,7 +83,7 @@ def fold(eqn: JaxprEqn, operands: Sequence[Any], in_numpy: bool = False) -> list
         and a.size <= _MOST_FOLDED
         for a in outs
     )
-    if not operands or not outs or not counts or eqn.effects:
+    if not outs or not counts or eqn.effects:
         return None
     known = [constant(o) for o in operands]
     if any(value is None for value in known):

@@ -228,7 +228,7 @@ class _StageFinder:
                 outs = self._call(closed, found, backward)
             elif eqn.primitive is mark_p:
                 self.marks = None if self.marks is None else self.marks + 1
-            elif any(f is not None for f in found):
+            else:
                 outs = self._follow(eqn, found)
             env.update(zip(eqn.outvars, outs or [None] * len(eqn.outvars), strict=True))
         return [read(v) for v in jaxpr.outvars]
@@ -255,7 +255,7 @@ class _StageFinder:
     def _follow(self, eqn: JaxprEqn, found: list[Any]) -> list[Any] | None:
         views = [f for f in found if isinstance(f, _OF_LEAVES)]
         if not views:
-            return None if any(f is None for f in found) else fold(eqn, found, in_numpy=True)
+            return fold(eqn, found, in_numpy=True)
         if is_move(eqn):
             return found
         name, known = eqn.primitive.name, all(isinstance(v, _View) for v in views)

@@ -54,9 +54,9 @@ def test_modules_share_an_mlir_context(monkeypatch: pytest.MonkeyPatch) -> None:
             made.append(self)
 
     monkeypatch.setattr(mlir, "JaxIrContext", Counted)
-    made_step = compiled()
+    step = compiled()
     assert len(made) <= 2
-    assert len(modules_of(made_step).modules) > 6
+    assert len(modules_of(step).modules) > 6
 
 
 @pytest.fixture

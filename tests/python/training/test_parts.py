@@ -11,13 +11,7 @@ import optax
 import pytest
 
 import jaxpp.api as jaxpp
-from equality import (
-    Problem,
-    assert_trains_equal,
-    make_mesh,
-    modules_of,
-    pipelined_step,
-)
+from equality import Problem, assert_trains_equal, make_mesh, modules_of, pipelined_step
 
 STAGES, WIDTH, VOCABULARY = 4, 64, 96
 

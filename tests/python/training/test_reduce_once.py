@@ -119,8 +119,8 @@ def problem_of(stage: Any, stages: int, tied: bool = False) -> Problem:
 
     shape = (MICROBATCHES, ROWS, LENGTH)
     batch = jax.random.randint(jax.random.key(9), shape, 0, WORDS)
-    # With a small eps, Adam takes a full step for gradients near zero, whose sign depends on
-    # rounding; that of bfloat16 is too large for any eps.
+    # Adam with a small eps takes a full step even if rounding decides the sign of a gradient.
+    # Rounding errors in bfloat16 are too large for Adam with any eps.
     optimizer = (
         optax.sgd(0.1, momentum=0.9) if stage is in_bfloat16 else optax.adamw(1e-2, eps=1e-3)
     )
