@@ -196,7 +196,6 @@ class _StageFinder:
     def __init__(self, sizes: Sequence[int]) -> None:
         self.sizes = sizes  # rows of each argument
         self.marks: int | None = None  # the current stage; None: outside of loops
-        self.in_backward = False
         # argument -> stage -> whether it reads each row
         self.rows: dict[int, dict[int, np.ndarray]] = {}
         self.cuts: dict[
@@ -223,9 +222,9 @@ class _StageFinder:
             if eqn.primitive is loop_p:
                 self._loop(eqn, found)
             elif called is not None:
-                closed = called if isinstance(called, ClosedJaxpr) else ClosedJaxpr(called, ())
-                backward = is_recomputation(eqn) or is_transposed(eqn)
-                outs = self._call(closed, found, backward)
+                # A backward pass reads a subset of its forward's rows.
+                if not is_recomputation(eqn) and not is_transposed(eqn):
+                    outs = self._call(called, found)
             elif eqn.primitive is mark_p:
                 self.marks = None if self.marks is None else self.marks + 1
             else:
@@ -245,12 +244,9 @@ class _StageFinder:
                 self.divided.add(leaf)
         self.unparted |= {leaf for leaf, stages in self.unknown.items() if len(stages) > 1}
 
-    def _call(self, closed: ClosedJaxpr, found: list[Any], backward: bool) -> list[Any]:
-        jaxpr = without_constants(closed.jaxpr)
-        outer, self.in_backward = self.in_backward, self.in_backward or backward
-        outs = self.walk(jaxpr, [*closed.consts, *found])
-        self.in_backward = outer
-        return outs
+    def _call(self, called: ClosedJaxpr | Jaxpr, found: list[Any]) -> list[Any]:
+        closed = called if isinstance(called, ClosedJaxpr) else ClosedJaxpr(called, ())
+        return self.walk(without_constants(closed.jaxpr), [*closed.consts, *found])
 
     def _follow(self, eqn: JaxprEqn, found: list[Any]) -> list[Any] | None:
         views = [f for f in found if isinstance(f, _OF_LEAVES)]
@@ -283,8 +279,8 @@ class _StageFinder:
         return found
 
     def _consume(self, eqn: JaxprEqn, view: _View | _Unknown, leaf: int) -> None:
-        if self.marks is None or self.in_backward or is_transposed(eqn):
-            return  # a backward pass reads a subset of its forward's rows
+        if self.marks is None or is_transposed(eqn):
+            return
         if eqn.primitive.name in _TAKES:
             self.unknown.setdefault(leaf, set()).add(self.marks)
             self.lines.setdefault(leaf, user_line(eqn))
