@@ -157,6 +157,21 @@ JPP_API jpp_status_t* jpp_partition(const jpp_graph_t* graph,
 JPP_API void jpp_staged_destroy(jpp_staged_t* staged);
 // Whether a task does nothing but fill arrays with zeros: the first states of sums.
 JPP_API bool jpp_staged_task_fills_zeros(const jpp_staged_t* staged, uint32_t task);
+
+// Blocks of ops of a task that follow each other and compute the same, each from other
+// values of the same types: the layers of a stage, or the updates of its weights.
+typedef struct jpp_repeat {
+  uint32_t first;   // position of the first block's first op
+  uint32_t length;  // ops in a block
+  uint32_t count;   // blocks, at least 2
+} jpp_repeat_t;
+// Finds the repeats of a task, so that the ops of a block can be compiled as one
+// function. `ops` gets the task's ops, [num_ops], in an order that can run and in which
+// the blocks follow each other. `repeats`, room for [num_ops / 2], gets `*out_count` of
+// them, ascending and disjoint.
+JPP_API jpp_status_t* jpp_staged_find_repeats(const jpp_staged_t* staged, uint32_t task,
+                                              uint32_t* ops, jpp_repeat_t* repeats,
+                                              uint32_t* out_count) JPP_MUST_USE;
 // One note as a sentence that begins with the user's line; free with jpp_text_free().
 JPP_API jpp_status_t* jpp_staged_print_note(const jpp_staged_t* staged, uint32_t note,
                                             char** out_text) JPP_MUST_USE;

@@ -63,14 +63,47 @@ static PyObject* ranks_to_list(const jpp_staged_t* staged, jpp_rank_set_t ranks)
   return list;
 }
 
+// The number of a task is the only argument. False if it raised.
+static bool parse_task(PyObject* object, PyObject* args, const jpp_staged_t** out_staged,
+                       uint32_t* out_task) {
+  if (!PyArg_ParseTuple(args, "O&", jpp_py_u32_converter, out_task)) return false;
+  *out_staged = staged_of(object);
+  if (!*out_staged) return false;
+  if (*out_task < (*out_staged)->num_tasks) return true;
+  PyErr_Format(PyExc_IndexError, "no task %u", *out_task);
+  return false;
+}
+
 static PyObject* staged_fills_zeros(PyObject* object, PyObject* args) {
+  const jpp_staged_t* staged = NULL;
   uint32_t task = 0;
-  if (!PyArg_ParseTuple(args, "O&", jpp_py_u32_converter, &task)) return NULL;
-  const jpp_staged_t* staged = staged_of(object);
-  if (!staged) return NULL;
-  if (task >= staged->num_tasks)
-    return PyErr_Format(PyExc_IndexError, "no task %u", task);
+  if (!parse_task(object, args, &staged, &task)) return NULL;
   return PyBool_FromLong(jpp_staged_task_fills_zeros(staged, task));
+}
+
+static PyObject* make_repeat(const void* repeats, uint64_t index) {
+  const jpp_repeat_t* repeat = &((const jpp_repeat_t*)repeats)[index];
+  return Py_BuildValue("III", repeat->first, repeat->length, repeat->count);
+}
+
+static PyObject* staged_repeats(PyObject* object, PyObject* args) {
+  const jpp_staged_t* staged = NULL;
+  uint32_t task = 0;
+  if (!parse_task(object, args, &staged, &task)) return NULL;
+  uint32_t num_ops = staged->tasks[task].num_ops, count = 0;
+  uint32_t* ops = NULL;
+  jpp_repeat_t* repeats = NULL;
+  PyObject* result = NULL;
+  jpp_status_t* status = JPP_ALLOC_ARRAY(num_ops, &ops);
+  if (!status) status = JPP_ALLOC_ARRAY(num_ops / 2, &repeats);
+  if (!status) status = jpp_staged_find_repeats(staged, task, ops, repeats, &count);
+  if (jpp_py_check(status)) {
+    result = Py_BuildValue("NN", jpp_py_from_u32s(ops, num_ops),
+                           jpp_py_make_list(count, make_repeat, repeats));
+  }
+  jpp_free(ops);
+  jpp_free(repeats);
+  return result;
 }
 
 static PyObject* place_value(const jpp_staged_t* staged,
@@ -153,6 +186,10 @@ static PyMethodDef kMethods[] = {
     {"fills_zeros", staged_fills_zeros, METH_VARARGS,
      "fills_zeros($self, task, /)\n--\n\n"
      "Whether the task only fills arrays with zeros."},
+    {"repeats", staged_repeats, METH_VARARGS,
+     "repeats($self, task, /)\n--\n\n"
+     "The task's ops in an order in which equal blocks of ops follow each other, and the "
+     "blocks: (position of the first op, ops in a block, number of blocks)."},
     {"args", staged_args, METH_NOARGS,
      "args($self, /)\n--\n\nA PlacedValue for every argument of the step."},
     {"outputs", staged_outputs, METH_NOARGS,

@@ -261,6 +261,7 @@ def cases(step: Step) -> list[Case]:
         Case("Staged.tasks", lambda: step.staged.tasks),
         Case("Staged.op", lambda: step.staged.op, ("number", 0)),
         Case("Staged.fills_zeros", lambda: step.staged.fills_zeros, ("number", 0)),
+        Case("Staged.repeats", lambda: step.staged.repeats, ("number", 0)),
         Case("Staged.args", lambda: step.staged.args),
         Case("Staged.outputs", lambda: step.staged.outputs),
         Case("Staged.origins", lambda: step.staged.origins),
