@@ -19,7 +19,7 @@ from jaxpp.jax_internals.modules import LoweredModule, SharedContext
 from jaxpp.lower.callbacks import Callback, Function, redirect_callbacks
 from jaxpp.mesh import MpmdMesh
 from jaxpp.operations import accumulate
-from jaxpp.plan.evaluation import MadeOp, run_ops
+from jaxpp.plan.evaluation import MadeOp, run_ops, with_calls
 from jaxpp.plan.sharding import Specs
 from jaxpp.trace.front import FrontOp, Graph
 from jaxpp.trace.keys import literal_key
@@ -96,13 +96,18 @@ class TaskLowerer:
         return op not in self.graph.ops or self.staged.op(op).kind == _core.OP_SUM
 
     def _task_function(self, task: _core.StagedTask) -> Callable[..., list[Any]]:
-        ops = [
-            self._made_op(op) if self._is_made(op) else self._resolved(op) for op in task.ops
-        ]
+        order: Sequence[int] = task.ops
+        repeats: Sequence[tuple[int, int, int]] = ()
+        # On several devices, Shardy would have to propagate shardings through the calls.
+        if self.specs.one_device:
+            order, repeats = self.staged.repeats(task.repeats)
+        ops = [self._made_op(op) if self._is_made(op) else self._resolved(op) for op in order]
+        wanted, aval_of = set(task.outputs), self.avals.__getitem__
+        called = with_calls(ops, repeats, wanted, self.mesh, aval_of)
 
         def run(*args: Any) -> list[Any]:
             env = dict(zip(task.inputs, args, strict=True))
-            run_ops(ops, env, set(task.outputs), self.mesh, self.avals.__getitem__)
+            run_ops(called, env, wanted, self.mesh, aval_of)
             return [env[v] for v in task.outputs]
 
         run.__name__ = task.name

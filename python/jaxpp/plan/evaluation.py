@@ -6,14 +6,16 @@ the parts of a scan run as one scan, and the ops of a branch under one condition
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
-from collections.abc import Callable, Collection, Sequence
+import functools
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import Literal, jaxpr_as_fun
+from jax.extend.core import JaxprEqn, Literal, jaxpr_as_fun
 
 from jaxpp.jax_internals.arrays import wrap_keys
 from jaxpp.jax_internals.jaxprs import bind, repeat, settings_of
@@ -22,7 +24,7 @@ from jaxpp.trace.front import FrontOp
 from jaxpp.trace.splitting import Conditional, Whole
 from jaxpp.trace.written import task_p
 
-__all__ = ["MadeOp", "run_op", "run_ops", "zeros"]
+__all__ = ["MadeOp", "run_op", "run_ops", "with_calls", "zeros"]
 
 _Env = dict[int, Any]
 
@@ -239,3 +241,74 @@ def run_ops(
       aval_of: the abstract value of a value id.
     """
     _Runner(env, mesh, aval_of).run(ops, wanted)
+
+
+# --- Repeats ----------------------------------------------------------------------------
+
+
+def _uses(ops: Sequence[_Op]) -> collections.Counter[int]:
+    """How often ops use each value, in the order of first use."""
+    return collections.Counter([v for op in ops for v in _values_in(op)])
+
+
+def _as_calls(
+    blocks: Sequence[Sequence[_Op]],
+    uses: Mapping[int, int],
+    mesh: MpmdMesh,
+    aval_of: Callable[[int], Any],
+) -> list[MadeOp]:
+    """A call for each of several equal blocks, to one function. `uses`: how often the whole
+    task uses each value."""
+    inside = [_uses(block) for block in blocks]
+    made = [[v for op in block for v in _values_out(op)] for block in blocks]
+    both = list(zip(inside, made, strict=True))
+    own = [set(values) for values in made]
+    taken = [
+        tuple([v for v in used if v not in values])
+        for used, values in zip(inside, own, strict=True)
+    ]
+    returned = [
+        k
+        for k in range(len(made[0]))
+        if any(uses[values[k]] > used[values[k]] for used, values in both)
+    ]
+    results = [tuple([values[k] for k in returned]) for values in made]
+
+    def repeated(*args: Any) -> list[Any]:
+        env = dict(zip(taken[0], args, strict=True))
+        run_ops(blocks[0], env, results[0], mesh, aval_of)
+        return [env[v] for v in results[0]]
+
+    @functools.cache
+    def call() -> JaxprEqn:
+        return jax.make_jaxpr(jax.jit(repeated))(*map(aval_of, taken[0])).eqns[0]
+
+    def run(block: int, env: _Env) -> None:
+        outs = repeat(call(), [env[v] for v in taken[block]])
+        env.update(zip(results[block], outs, strict=True))
+
+    return [
+        MadeOp(taken[k], results[k], functools.partial(run, k)) for k in range(len(blocks))
+    ]
+
+
+def with_calls(
+    ops: Sequence[_Op],
+    repeats: Sequence[tuple[int, int, int]],
+    wanted: Collection[int],
+    mesh: MpmdMesh,
+    aval_of: Callable[[int], Any],
+) -> Sequence[_Op]:
+    """The ops of a task, with calls to one function in place of blocks that compute the same,
+    so that JAX lowers it once. `repeats` as `Staged.repeats()` returns them, the others as
+    in `run_ops`."""
+    uses = _uses(ops)
+    uses.update(wanted)
+    found: list[_Op] = []
+    end = 0
+    for first, length, count in repeats:
+        found += ops[end:first]
+        end = first + length * count
+        blocks = [ops[k : k + length] for k in range(first, end, length)]
+        found += _as_calls(blocks, uses, mesh, aval_of)
+    return [*found, *ops[end:]]
