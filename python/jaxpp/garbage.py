@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 __all__ = ["rare_collections"]
 
-_ALLOCATIONS = 100_000  # before a collection; 700 by default
+_ALLOCATIONS = 1_000_000  # before a collection; 700 by default
 
 _lock = threading.Lock()
 # The thresholds that each thread in the context found; those of the user come first.

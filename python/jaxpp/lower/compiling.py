@@ -128,13 +128,17 @@ class Compiler:
         _forget_unused()
         pool = concurrent.futures.ThreadPoolExecutor(max(2, os.cpu_count() or 1))
         try:
-            found = []
-            for number, (task, row) in enumerate(zip(tasks, donations, strict=True)):
-                show(f"lowering task {number + 1} of {len(tasks)}")
-                found.append(self._submit(pool, task, row, staged.fills_zeros(number)))
+            # Long ones first: no core is idle while another compiles the last one.
+            order = sorted(range(len(tasks)), key=lambda t: len(tasks[t].ops), reverse=True)
+            found: dict[int, Any] = {}
+            for count, t in enumerate(order, start=1):
+                show(f"lowering task {count} of {len(tasks)}")
+                fills_zeros = staged.fills_zeros(t)
+                found[t] = self._submit(pool, tasks[t], donations[t], fills_zeros)
             executables: list[_core.Executable | None] = []
-            for number, (task, future) in enumerate(zip(tasks, found, strict=True)):
-                show(f"compiling task {number + 1} of {len(tasks)}")
+            for t, task in enumerate(tasks):
+                show(f"compiling task {t + 1} of {len(tasks)}")
+                future = found[t]
                 executables.append(None if future is None else self._result(task, future))
         finally:
             # After an error or Ctrl-C: cancel the pending tasks and do not wait for the others.
