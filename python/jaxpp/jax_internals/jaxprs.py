@@ -49,6 +49,7 @@ __all__ = [
     "printed_lines",
     "repeat",
     "scan_sizes",
+    "settings_key",
     "settings_of",
     "stacked_aval",
     "without_constants",
@@ -224,6 +225,12 @@ def never_recompute(primitive: Primitive) -> None:
 def settings_of(eqn: JaxprEqn) -> contextlib.AbstractContextManager[Any]:
     """A context manager with the JAX settings that an equation was traced under."""
     return eqn.ctx.manager
+
+
+# JAX 0.10.2, 0.11.2: the `ctx` of an equation, one object for equal settings.
+def settings_key(eqn: JaxprEqn) -> Any:
+    """A key that is equal for equations that were traced under equal JAX settings."""
+    return eqn.ctx
 
 
 # JAX 0.10.2, 0.11.2: partial_eval.dce_rules. Where a scan's stacked result gets a symbolic zero

@@ -10,6 +10,7 @@ import numpy as np
 from jax.extend.core import JaxprEqn, Literal
 
 from jaxpp import _core
+from jaxpp.jax_internals.jaxprs import settings_key
 from jaxpp.jax_internals.lines import user_line
 from jaxpp.mesh import memory_of
 from jaxpp.placements import physical_type
@@ -109,7 +110,8 @@ class GraphBuilder:
         where = user_line(eqn) if eqn else None
         # A task's computation does not depend on its ranks and name.
         of_task = {"jaxpr": params["jaxpr"]} if kind == _core.OP_TASK else None
-        computed = (primitive, param_key(of_task or params))
+        settings = settings_key(eqn) if eqn else None
+        computed = (primitive, param_key(of_task or params), settings)
         code = self._code(computed, operands)
         if self.outside is not None and kind not in (_core.OP_MARK, _core.OP_MARK_BACKWARD):
             self.constants.note(self.num_ops, computed, operands)

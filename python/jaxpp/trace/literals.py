@@ -47,8 +47,8 @@ class StageConstants:
         self._stages.append([])
 
     def note(self, op: int, computed: Any, operands: Sequence[Any]) -> None:
-        """Adds an op to the stage. `computed`, its primitive and a key of its parameters, is
-        equal for ops that compute the same from the same operands."""
+        """Adds an op to the stage. `computed`, its primitive and keys of its parameters and of
+        JAX's settings, is equal for ops that compute the same from the same operands."""
         literals = {k: o for k, o in enumerate(operands) if isinstance(o, Literal)}
         scalars = {
             k: o

@@ -34,6 +34,12 @@ def with_callback(p: Any, x: jax.Array, key: jax.Array) -> jax.Array:
     return block(p, x + seen, key)
 
 
+def with_other_bits(p: Any, x: jax.Array, key: jax.Array) -> jax.Array:
+    """Layers with a weight "old" draw other random numbers from the same key."""
+    with jax.threefry_partitionable("old" not in p):
+        return with_dropout(p, x, jax.random.key(1))
+
+
 def with_choice(p: Any, x: jax.Array, key: jax.Array) -> jax.Array:
     return jax.lax.cond(x.sum() > 0, lambda x: block(p, x, key), lambda x: x * 0.5, x)
 
@@ -84,6 +90,18 @@ def test_training_equals_plain_jax(
         assert num_calls(tmp_path, "bwd_1") == LAYERS
     # An optimizer updates one moment of all weights after the other.
     assert num_calls(tmp_path, "after_loop_1_0") == LAYERS
+
+
+@pytest.mark.parametrize("remat", [False, True])
+def test_layers_under_other_settings(
+    remat: bool, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JPP_DUMP", str(tmp_path))
+    problem = stacked(with_other_bits, remat, optimizer=optax.adamw(1e-2, eps=1e-3))
+    problem.params[1]["old"] = problem.params[-1]["old"] = jnp.zeros(())
+    assert_trains_equal(problem, jaxpp.Std1F1B(STAGES), mesh_of(STAGES, {}, sharing=1))
+    assert num_calls(tmp_path, "fwd_0") == 0
+    assert num_calls(tmp_path, "fwd_1") == 2
 
 
 def test_ranks_of_several_devices_have_no_calls(
