@@ -44,7 +44,9 @@ def with_choice(p: Any, x: jax.Array, key: jax.Array) -> jax.Array:
     return jax.lax.cond(x.sum() > 0, lambda x: block(p, x, key), lambda x: x * 0.5, x)
 
 
-def stacked(layer: Callable[..., Any], remat: bool, **options: Any) -> Problem:
+def stacked(
+    layer: Callable[..., Any], remat: bool, stages: int = STAGES, **options: Any
+) -> Problem:
     """Stages of equal layers, one after the other."""
     layer = jax.checkpoint(layer) if remat else layer
 
@@ -63,7 +65,7 @@ def stacked(layer: Callable[..., Any], remat: bool, **options: Any) -> Problem:
 
     params = [
         {"up": weight(WIDTH, 2 * WIDTH), "down": weight(2 * WIDTH, WIDTH)}
-        for _ in range(STAGES * LAYERS)
+        for _ in range(stages * LAYERS)
     ]
     return Problem(loss, params, weight(MICROBATCHES, 4, WIDTH), **options)
 
@@ -102,6 +104,13 @@ def test_layers_under_other_settings(
     assert_trains_equal(problem, jaxpp.Std1F1B(STAGES), mesh_of(STAGES, {}, sharing=1))
     assert num_calls(tmp_path, "fwd_0") == 0
     assert num_calls(tmp_path, "fwd_1") == 2
+
+
+def test_a_stage_under_other_settings() -> None:
+    problem = stacked(with_other_bits, remat=False, stages=4)
+    for p in problem.params[2 * LAYERS : 3 * LAYERS]:
+        p["old"] = jnp.zeros(())
+    assert_trains_equal(problem, jaxpp.Std1F1B(4), mesh_of(4, {}, sharing=1))
 
 
 def test_ranks_of_several_devices_have_no_calls(
