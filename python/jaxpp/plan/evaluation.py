@@ -281,15 +281,15 @@ def _as_calls(
 
     @functools.cache
     def call() -> JaxprEqn:
-        return jax.make_jaxpr(jax.jit(repeated))(*map(aval_of, taken[0])).eqns[0]
+        with jax.disable_jit(False):
+            (eqn,) = jax.make_jaxpr(jax.jit(repeated))(*map(aval_of, taken[0])).eqns
+        return eqn
 
     def run(block: int, env: _Env) -> None:
         outs = repeat(call(), [env[v] for v in taken[block]])
         env.update(zip(results[block], outs, strict=True))
 
-    return [
-        MadeOp(taken[k], results[k], functools.partial(run, k)) for k in range(len(blocks))
-    ]
+    return [MadeOp(taken[k], results[k], functools.partial(run, k)) for k in range(len(blocks))]
 
 
 def with_calls(

@@ -13,7 +13,7 @@ import optax
 import pytest
 
 import jaxpp.api as jaxpp
-from equality import Problem, assert_trains_equal, mesh_of
+from equality import Problem, assert_trains_equal, difference, mesh_of, pipelined_step
 
 WIDTH, STAGES, LAYERS, MICROBATCHES = 8, 2, 3, 3
 
@@ -111,6 +111,19 @@ def test_a_stage_under_other_settings() -> None:
     for p in problem.params[2 * LAYERS : 3 * LAYERS]:
         p["old"] = jnp.zeros(())
     assert_trains_equal(problem, jaxpp.Std1F1B(4), mesh_of(4, {}, sharing=1))
+
+
+def test_compiling_without_jit(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JPP_DUMP", str(tmp_path))
+    problem = stacked(block, remat=False)
+    state = (problem.params, problem.optimizer.init(problem.params))
+    step = pipelined_step(problem, jaxpp.Std1F1B(STAGES))
+    made = jaxpp.mpmd_jit_with_loop(step, mesh_of(STAGES, {}, sharing=1))
+    with jax.disable_jit():
+        compiled = made.lower(*state, problem.batch).compile()
+    ours, usual = (call(*state, problem.batch) for call in (compiled, made))
+    assert num_calls(tmp_path, "fwd_0") == LAYERS
+    assert difference(ours, usual) < 1e-5
 
 
 def test_ranks_of_several_devices_have_no_calls(
