@@ -279,14 +279,15 @@ def _as_calls(
         run_ops(blocks[0], env, results[0], mesh, aval_of)
         return [env[v] for v in results[0]]
 
-    @functools.cache
-    def call() -> JaxprEqn:
-        with jax.disable_jit(False):
-            (eqn,) = jax.make_jaxpr(jax.jit(repeated))(*map(aval_of, taken[0])).eqns
-        return eqn
+    calls: list[JaxprEqn] = []  # one, which the first block to run makes
 
     def run(block: int, env: _Env) -> None:
-        outs = repeat(call(), [env[v] for v in taken[block]])
+        operands = [env[v] for v in taken[block]]
+        if not calls:
+            with jax.disable_jit(False):
+                made_call = jax.make_jaxpr(jax.jit(repeated))(*map(jax.typeof, operands))
+            calls.extend(made_call.eqns)
+        outs = repeat(calls[0], operands)
         env.update(zip(results[block], outs, strict=True))
 
     return [MadeOp(taken[k], results[k], functools.partial(run, k)) for k in range(len(blocks))]
