@@ -1,13 +1,13 @@
-// Finds the ops that a task repeats: the layers of a stage, the updates of weights of the
-// same types. Blocks that follow each other repeat each other if their ops compute the
-// same, op by op, from values of the same types: what one block takes from an op of its
-// own, the other takes from the same op of its own, and what one takes from elsewhere in
-// two places, the other takes from one value, too.
+// Finds the ops that a task repeats: the layers of a stage, or the updates of weights of
+// the same types. Two blocks of ops are equal if renaming the values of one gives the
+// other, and matching values have the same type.
 //
-// An optimizer updates all first moments, then all second moments, and so on, so that the
-// ops of a weight are far apart. Therefore two orders are searched: that of the task, and
-// one in which each op comes directly after those that only it needs.
+// The blocks of a repeat follow each other. In the order of a task, the ops of one layer
+// do, but those that update one weight do not: an optimizer computes the first moments of
+// all weights, then all second moments, and so on. A second order is searched for these,
+// in which the ops that a value needs stand directly before the op that makes it.
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/arena.h"
 #include "base/null.h"
@@ -89,7 +89,7 @@ static void place_op(const finder_t* f, uint32_t at, bool* placed, uint32_t* sta
   }
 }
 
-// The order that begins with everything that the last op needs.
+// The order that begins with the last op and everything that it needs.
 static jpp_status_t* order_by_need(finder_t* f, uint32_t** out_ops) {
   bool* placed = NULL;
   uint32_t *stack = NULL, *entered = NULL, count = 0;
@@ -197,6 +197,8 @@ static uint32_t find_repeats(const finder_t* f, jpp_repeat_t* repeats,
 
 // --- A task ---------------------------------------------------------------------------
 
+// Other ops may depend on their order: effects, and parts of an equation that JAX lowers
+// together. Those of the planner do not.
 static bool may_reorder(const finder_t* f) {
   for (uint32_t i = 0; i < f->num_ops; ++i) {
     const jpp_op_t* op = op_at(f, i);

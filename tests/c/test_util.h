@@ -1,5 +1,5 @@
-// Included by every C test: the headers that cmocka needs, in its order, and checks of
-// statuses.
+// Included by every C test: the headers that cmocka needs, in its order, checks of
+// statuses, and random numbers.
 #ifndef TESTS_C_TEST_UTIL_H_
 #define TESTS_C_TEST_UTIL_H_
 
@@ -19,6 +19,12 @@
 static inline const char* test_variable(const char* name) {
   const char* value = getenv(name);
   return value && *value ? value : NULL;
+}
+
+// The next number below `bound` of a sequence; `state` is its seed.
+static inline uint32_t test_random_below(uint64_t* state, uint32_t bound) {
+  *state = *state * 6364136223846793005u + 1442695040888963407u;
+  return (uint32_t)(*state >> 33) % bound;
 }
 
 #define ASSERT_OK(expr)                                                 \

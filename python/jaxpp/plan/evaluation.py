@@ -261,16 +261,15 @@ def _as_calls(
     task uses each value."""
     inside = [_uses(block) for block in blocks]
     made = [[v for op in block for v in _values_out(op)] for block in blocks]
-    both = list(zip(inside, made, strict=True))
-    own = [set(values) for values in made]
     taken = [
-        tuple([v for v in used if v not in values])
-        for used, values in zip(inside, own, strict=True)
+        tuple([v for v in used if v not in own])
+        for used, own in zip(inside, map(set, made), strict=True)
     ]
+    # The positions of the values that something outside their block uses.
     returned = [
         k
-        for k in range(len(made[0]))
-        if any(uses[values[k]] > used[values[k]] for used, values in both)
+        for k, values in enumerate(zip(*made, strict=True))
+        if any(uses[v] > used[v] for v, used in zip(values, inside, strict=True))
     ]
     results = [tuple([values[k] for k in returned]) for values in made]
 
@@ -284,9 +283,8 @@ def _as_calls(
     def run(block: int, env: _Env) -> None:
         operands = [env[v] for v in taken[block]]
         if not calls:
-            with jax.disable_jit(False):
-                made_call = jax.make_jaxpr(jax.jit(repeated))(*map(jax.typeof, operands))
-            calls.extend(made_call.eqns)
+            with jax.disable_jit(False):  # otherwise jax.jit makes no call
+                calls.extend(jax.make_jaxpr(jax.jit(repeated))(*map(jax.typeof, operands)).eqns)
         outs = repeat(calls[0], operands)
         env.update(zip(results[block], outs, strict=True))
 
@@ -303,6 +301,8 @@ def with_calls(
     """The ops of a task, with calls to one function in place of blocks that compute the same,
     so that JAX lowers it once. `repeats` as `Staged.repeats()` returns them, the others as
     in `run_ops`."""
+    if not repeats:
+        return ops
     uses = _uses(ops)
     uses.update(wanted)
     found: list[_Op] = []

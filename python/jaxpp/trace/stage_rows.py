@@ -280,7 +280,7 @@ class _StageFinder:
 
     def _consume(self, eqn: JaxprEqn, view: _View | _Unknown, leaf: int) -> None:
         if self.marks is None or is_transposed(eqn):
-            return
+            return  # outside of stages, or in a backward pass
         if eqn.primitive.name in _TAKES:
             self.unknown.setdefault(leaf, set()).add(self.marks)
             self.lines.setdefault(leaf, user_line(eqn))

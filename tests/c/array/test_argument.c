@@ -420,11 +420,6 @@ static void test_blocks_that_no_array_has(void** state) {
 
 // --- Blocks ---------------------------------------------------------------------------
 
-static uint32_t draw(uint64_t* seed, uint32_t below) {
-  *seed = *seed * 6364136223846793005u + 1442695040888963407u;
-  return (uint32_t)(*seed >> 33) % below;
-}
-
 enum { kMostDims = 3, kMostBlocks = 8, kMostElements = 8 * 8 * 8, kRounds = 5000 };
 
 // An array of numbers 0, 1, ..., in blocks with separate memory and strides.
@@ -482,33 +477,36 @@ static void fill_block(blocks_t* blocks, uint32_t b, bool transposed) {
 
 // Cuts blocks in two until there are enough.
 static void make_blocks(uint64_t* seed, blocks_t* blocks) {
-  blocks->ndim = draw(seed, kMostDims + 1);
+  blocks->ndim = test_random_below(seed, kMostDims + 1);
   for (uint32_t i = 0; i < blocks->ndim; ++i) {
-    blocks->dims[i] = 1 + draw(seed, 8);
+    blocks->dims[i] = 1 + test_random_below(seed, 8);
     blocks->bounds[0][2 * i] = 0;
     blocks->bounds[0][2 * i + 1] = blocks->dims[i];
   }
   blocks->count = 1;
-  uint32_t cuts = blocks->ndim ? draw(seed, kMostBlocks) : 0;
+  uint32_t cuts = blocks->ndim ? test_random_below(seed, kMostBlocks) : 0;
   for (uint32_t k = 0; k < cuts; ++k) {
-    uint32_t b = draw(seed, blocks->count), axis = draw(seed, blocks->ndim);
+    uint32_t b = test_random_below(seed, blocks->count),
+             axis = test_random_below(seed, blocks->ndim);
     int64_t* bounds = blocks->bounds[b];
     int64_t length = bounds[2 * axis + 1] - bounds[2 * axis];
     if (length < 2) continue;
-    int64_t middle = bounds[2 * axis] + 1 + draw(seed, (uint32_t)length - 1);
+    int64_t middle = bounds[2 * axis] + 1 + test_random_below(seed, (uint32_t)length - 1);
     int64_t* added = blocks->bounds[blocks->count++];
     memcpy(added, bounds, sizeof(blocks->bounds[0]));
     bounds[2 * axis + 1] = added[2 * axis] = middle;
   }
-  for (uint32_t b = 0; b < blocks->count; ++b) fill_block(blocks, b, draw(seed, 2));
+  for (uint32_t b = 0; b < blocks->count; ++b)
+    fill_block(blocks, b, test_random_below(seed, 2));
 }
 
 static size_t draw_block(uint64_t* seed, const blocks_t* blocks, int64_t* bounds) {
   size_t size = 1;
   for (uint32_t i = 0; i < blocks->ndim; ++i) {
-    bounds[2 * i] = draw(seed, (uint32_t)blocks->dims[i]);
+    bounds[2 * i] = test_random_below(seed, (uint32_t)blocks->dims[i]);
     bounds[2 * i + 1] =
-        bounds[2 * i] + 1 + draw(seed, (uint32_t)(blocks->dims[i] - bounds[2 * i]));
+        bounds[2 * i] + 1 +
+        test_random_below(seed, (uint32_t)(blocks->dims[i] - bounds[2 * i]));
     size *= (size_t)(bounds[2 * i + 1] - bounds[2 * i]);
   }
   return size;

@@ -16,27 +16,22 @@ typedef struct scene {
   uint32_t count;
 } scene_t;
 
-static uint32_t draw(uint64_t* seed, uint32_t below) {
-  *seed = *seed * 6364136223846793005u + 1442695040888963407u;
-  return (uint32_t)(*seed >> 33) % below;
-}
-
 static scene_t make_scene(uint64_t* seed) {
-  scene_t scene = {.count = draw(seed, kMostArgs + 1)};
+  scene_t scene = {.count = test_random_below(seed, kMostArgs + 1)};
   for (uint32_t i = 0; i < kArrays; ++i) {
     ASSERT_OK(jpp_array_create_elsewhere(&scene.arrays[i]));
     scene.root[i] = i;
-    if (i && draw(seed, 3) == 0) {
-      uint32_t origin = draw(seed, i);
+    if (i && test_random_below(seed, 3) == 0) {
+      uint32_t origin = test_random_below(seed, i);
       jpp_array_set_origin(scene.arrays[i], scene.arrays[origin]);
       scene.root[i] = scene.root[origin];
     }
-    scene.deleted[i] = draw(seed, 6) == 0;
+    scene.deleted[i] = test_random_below(seed, 6) == 0;
     if (scene.deleted[i]) jpp_array_delete(scene.arrays[i]);
   }
   for (uint32_t a = 0; a < scene.count; ++a) {
-    scene.given[a] = draw(seed, kArrays + 1);
-    scene.donated[a] = draw(seed, 2);
+    scene.given[a] = test_random_below(seed, kArrays + 1);
+    scene.donated[a] = test_random_below(seed, 2);
   }
   return scene;
 }

@@ -265,8 +265,7 @@ static void test_the_largest_of_all_is_read_back(void** state) {
 static uint64_t g_random;
 
 static uint32_t random_below(uint32_t bound) {
-  g_random = g_random * 6364136223846793005u + 1442695040888963407u;
-  return (uint32_t)(g_random >> 33) % bound;
+  return test_random_below(&g_random, bound);
 }
 
 // Mostly a small number, sometimes one at the edge of the range.

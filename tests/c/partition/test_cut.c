@@ -39,11 +39,6 @@ static void add_use(program_t* p, uint32_t value, uint32_t op) {
   p->users[p->uses++] = op;
 }
 
-static uint32_t below(uint64_t* state, uint32_t end) {
-  *state = *state * 6364136223846793005u + 1442695040888963407u;
-  return (uint32_t)(*state >> 33) % end;
-}
-
 // The cost of the heaviest stage. INFINITY: a stage without ops, a boundary that no value
 // passes, or a value that is used before its stage. `out_bytes` pass the boundaries.
 static double measure(const program_t* p, uint32_t stages, const uint32_t* stage_of,
@@ -83,10 +78,12 @@ static double try_all(const program_t* p, uint32_t stages) {
 
 static void make_random(program_t* p, uint64_t* state) {
   *p = (program_t){0};
-  uint32_t ops = 3 + below(state, 6);
+  uint32_t ops = 3 + test_random_below(state, 6);
   for (uint32_t i = 0; i < ops; ++i) {
-    add_op(p, below(state, 4) ? 1 + below(state, 9) : 0, below(state, 100));
-    for (uint32_t k = 0; i && k <= below(state, 2); ++k) add_use(p, below(state, i), i);
+    add_op(p, test_random_below(state, 4) ? 1 + test_random_below(state, 9) : 0,
+           test_random_below(state, 100));
+    for (uint32_t k = 0; i && k <= test_random_below(state, 2); ++k)
+      add_use(p, test_random_below(state, i), i);
   }
 }
 
@@ -96,7 +93,7 @@ static void test_random_programs(void** state) {
   uint64_t random = 7;
   for (int i = 0; i < 1000; ++i) {
     make_random(&p, &random);
-    uint32_t stages = 2 + below(&random, 3), found[16];
+    uint32_t stages = 2 + test_random_below(&random, 3), found[16];
     jpp_cut_program_t view = view_of(&p);
     double best = try_all(&p, stages), bytes;
     jpp_status_t* status = jpp_cut_stages(&view, stages, found);

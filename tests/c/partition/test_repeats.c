@@ -8,8 +8,7 @@ enum { kMostLayers = 5, kMostLength = 20, kMostOps = 256, kMostValues = 512 };
 static uint64_t g_random = 1;
 
 static uint32_t random_below(uint32_t bound) {
-  g_random = g_random * 6364136223846793005ull + 1442695040888963407ull;
-  return (uint32_t)((g_random >> 33) % bound);
+  return test_random_below(&g_random, bound);
 }
 
 // A layer: op k takes the result of op k - 1 and another value.
@@ -21,7 +20,7 @@ typedef struct layers {
   bool interleaved;  // op k of all layers, then op k + 1 (independent layers only)
   uint32_t codes[kMostLength], other[kMostLength];
   source_t source[kMostLength];
-  int64_t odd;  // the layer of which one op has another code; -1: none
+  int64_t odd;  // one op of this layer has another code; -1: all layers are equal
 } layers_t;
 
 static layers_t random_layers(void) {

@@ -10,8 +10,7 @@ enum { kStages = 2, kMicrobatches = 4, kMostTasks = 3 * kMicrobatches };
 static uint64_t g_random = 1;
 
 static uint32_t random_below(uint32_t bound) {
-  g_random = g_random * 6364136223846793005ull + 1442695040888963407ull;
-  return (uint32_t)((g_random >> 33) % bound);
+  return test_random_below(&g_random, bound);
 }
 
 // The rows in a random order that can run; stage s is on rank s.

@@ -29,8 +29,7 @@ typedef struct lists {
 static uint64_t g_random = 1;
 
 static uint32_t random_below(uint32_t bound) {
-  g_random = g_random * 6364136223846793005ull + 1442695040888963407ull;
-  return (uint32_t)((g_random >> 33) % bound);
+  return test_random_below(&g_random, bound);
 }
 
 // --- A naive execution ----------------------------------------------------------------

@@ -145,10 +145,7 @@ typedef struct reference {
 
 static uint64_t g_random = 1;
 
-static uint32_t pick(uint32_t bound) {
-  g_random = g_random * 6364136223846793005u + 1442695040888963407u;
-  return (uint32_t)(g_random >> 33) % bound;
-}
+static uint32_t pick(uint32_t bound) { return test_random_below(&g_random, bound); }
 
 static const jpp_schedule_task_t* task_at(const reference_t* ref, uint32_t r,
                                           uint32_t entry) {

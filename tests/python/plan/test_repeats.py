@@ -71,7 +71,7 @@ def stacked(
 
 
 def num_calls(folder: pathlib.Path, task: str) -> int:
-    """Calls to functions that a module calls several times, none of which is a copy."""
+    """The calls to the module's only repeated function."""
     text = (folder / f"{task}.mlir").read_text()
     assert "@repeated_0" not in text
     return text.count("call @repeated(")
