@@ -18,19 +18,11 @@ typedef struct fitter {
 
 // --- Simulated time -------------------------------------------------------------------
 
-static double task_cost(const jpp_staged_t* staged, uint32_t task) {
-  double cost = 0;
-  for (; task != JPP_NONE; task = staged->tasks[task].next_part) {
-    cost += (double)staged->tasks[task].cost;
-  }
-  return cost;
-}
-
 static jpp_cost_t stage_cost(const jpp_staged_t* staged, uint32_t loop, uint32_t stage) {
   const jpp_staged_loop_t* at = &staged->loops[loop];
-  jpp_cost_t cost = {.forward = task_cost(staged, at->forward[stage])};
-  if (at->has_backward) cost.backward = task_cost(staged, at->backward[stage]);
-  if (at->split_backward) cost.weight = task_cost(staged, at->weight[stage]);
+  jpp_cost_t cost = {.forward = jpp_staged_task_cost(staged, at->forward[stage])};
+  if (at->has_backward) cost.backward = jpp_staged_task_cost(staged, at->backward[stage]);
+  if (at->split_backward) cost.weight = jpp_staged_task_cost(staged, at->weight[stage]);
   return cost;
 }
 

@@ -244,3 +244,11 @@ bool jpp_staged_task_fills_zeros(const jpp_staged_t* staged, uint32_t task) {
   }
   return of->num_ops != 0;
 }
+
+double jpp_staged_task_cost(const jpp_staged_t* staged, uint32_t task) {
+  double cost = 0;
+  for (; task != JPP_NONE; task = staged->tasks[task].next_part) {
+    cost += (double)staged->tasks[task].cost;
+  }
+  return cost;
+}

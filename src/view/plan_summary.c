@@ -26,9 +26,9 @@ static double stage_work(const jpp_staged_t* staged, uint32_t loop, uint32_t sta
                          double* out_backward) {
   const jpp_staged_loop_t* at = &staged->loops[loop];
   *out_backward = 0;
-  if (at->backward) *out_backward += staged->tasks[at->backward[stage]].cost;
-  if (at->weight) *out_backward += staged->tasks[at->weight[stage]].cost;
-  return staged->tasks[at->forward[stage]].cost;
+  if (at->backward) *out_backward += jpp_staged_task_cost(staged, at->backward[stage]);
+  if (at->weight) *out_backward += jpp_staged_task_cost(staged, at->weight[stage]);
+  return jpp_staged_task_cost(staged, at->forward[stage]);
 }
 
 static void append_stages(const jpp_planned_t* planned, uint32_t index, jpp_str_t* out) {

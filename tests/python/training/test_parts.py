@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 import pytest
 
@@ -137,3 +139,18 @@ def module_of_each(problem: Problem) -> dict[str, int]:
 def test_what_all_stages_have_is_one_module(problem: Any, shared: list[str]) -> None:
     module = module_of_each(problem())
     assert len({module[name] for name in shared}) == 1
+
+
+def test_explain_counts_all_parts_of_a_stage() -> None:
+    problem = residual()
+    step = jaxpp.mpmd_jit_with_loop(
+        pipelined_step(problem, jaxpp.Std1F1B(STAGES)), make_mesh(STAGES)
+    )
+    state = (problem.params, problem.optimizer.init(problem.params))
+    text = step.lower(*state, problem.batch).explain()
+    rows = re.findall(r"^ +\d+ +\d+ +(\S+) +(\S+) +\d+%$", text, re.MULTILINE)
+    forward, backward = np.array(rows, float).T
+    # Slices, a loss, and the first stage's missing gradient of its input are small.
+    np.testing.assert_allclose(forward, forward[1], rtol=0.02)
+    np.testing.assert_allclose(backward[1:], backward[1], rtol=0.02)
+    assert "move layers" not in text
