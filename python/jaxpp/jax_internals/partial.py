@@ -376,7 +376,9 @@ class Partials:
             return _Rule([1, 2])
         if name == "stablehlo.multiply":
             return self._either(op, calls)
-        raise Blocked(f"{name.partition('.')[2]} is not linear in it", op.location)
+        if name == "stablehlo.constant":
+            raise Blocked("a constant is not a sum over devices", op.location)
+        raise Blocked(f"{name.partition('.')[2]} is not linear in the sum", op.location)
 
     # --- Where a value is partial ---
 
