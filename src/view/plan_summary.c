@@ -1,8 +1,10 @@
 // A plan on one page: sizes, the work of stages, costs, peaks.
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/null.h"
 #include "base/str.h"
+#include "base/vec.h"
 #include "jaxpp/view.h"
 #include "view/planned.h"
 
@@ -138,6 +140,81 @@ static void append_peaks(const jpp_check_report_t* report, jpp_str_t* out) {
   for (uint32_t r = 0; r < report->plan->ranks; ++r) append_peak(report, r, out);
 }
 
+// --- What is computed before a loop ---------------------------------------------------
+
+// The values that a line of the loop's body makes of outside values alone, on a rank.
+typedef struct kept {
+  uint32_t rank;
+  const char *name, *where;  // of their ops
+  uint64_t bytes;
+} kept_t;
+typedef JPP_VEC(kept_t) kept_vec_t;
+
+// A rank's values are listed if they take this part of its peak.
+static const double kManyBytes = 0.05;
+
+static int compare_kept(const void* a, const void* b) {
+  const kept_t *left = a, *right = b;
+  if (left->rank != right->rank) return left->rank < right->rank ? -1 : 1;
+  int names = strcmp(left->name, right->name);
+  return names ? names : strcmp(left->where, right->where);
+}
+
+static jpp_status_t* collect_kept(const jpp_plan_t* plan, const jpp_task_t* task,
+                                  kept_vec_t* kept) {
+  const jpp_staged_t* staged = plan->staged;
+  for (uint32_t i = 0; task->loop == JPP_NONE && i < task->num_outputs; ++i) {
+    uint32_t value = task->outputs[i];
+    const jpp_op_t* op = &staged->ops[staged->values[value].producer];
+    if (op->loop == JPP_NONE || op->kind != JPP_OP_CALL) continue;
+    JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(kept, (kept_t){.rank = task->rank,
+                                                    .name = op->name,
+                                                    .where = op->where ? op->where : "?",
+                                                    .bytes = plan->value_bytes[value]}));
+  }
+  return NULL;
+}
+
+// Adds up the values of each line. Returns the number of lines.
+static size_t merge_kept(kept_t* kept, size_t count) {
+  size_t merged = 0;
+  if (count) qsort(kept, count, sizeof(*kept), compare_kept);
+  for (size_t i = 0; i < count; ++i) {
+    if (merged && compare_kept(&kept[merged - 1], &kept[i]) == 0) {
+      kept[merged - 1].bytes += kept[i].bytes;
+    } else {
+      kept[merged++] = kept[i];
+    }
+  }
+  return merged;
+}
+
+// Appends nothing if the values are small on all ranks.
+static jpp_status_t* append_kept(const jpp_planned_t* planned, jpp_str_t* out) {
+  const jpp_staged_t* staged = planned->staged;
+  kept_vec_t kept = {0};
+  jpp_status_t* status = NULL;
+  bool any = false;
+  for (uint32_t t = 0; !status && t < staged->num_tasks; ++t) {
+    status = collect_kept(planned->plan, &staged->tasks[t], &kept);
+  }
+  size_t count = status ? 0 : merge_kept(kept.data, kept.count);
+  for (size_t i = 0; i < count; ++i) {
+    const kept_t* line = &kept.data[i];
+    uint64_t peak = planned->plan->programs[line->rank].peak_bytes;
+    if ((double)line->bytes < kManyBytes * (double)peak) continue;
+    if (!any) {
+      jpp_str_append(out, "\ncomputed once, before the loop, and kept for its tasks:\n");
+    }
+    any = true;
+    jpp_str_appendf(out, "%4u", line->rank);
+    append_cell(line->bytes, kNumberWidth, out);
+    jpp_str_appendf(out, "  %s at %s\n", line->name, line->where);
+  }
+  jpp_vec_deinit(&kept);
+  return status;
+}
+
 jpp_status_t* jpp_planned_summarize(const jpp_planned_t* planned,
                                     const jpp_plan_costs_t* costs, char** out_text) {
   JPP_RETURN_IF_NULL(planned, out_text);
@@ -153,11 +230,10 @@ jpp_status_t* jpp_planned_summarize(const jpp_planned_t* planned,
   jpp_str_appendf(&str, "%u tasks, %u accumulators, %u channels\n\n", staged->num_tasks,
                   staged->num_accumulators, planned->plan->num_channels);
   jpp_status_t* status = append_costs(planned->plan, costs, &str);
-  if (status) {
-    jpp_str_deinit(&str);
-    return status;
-  }
   append_peaks(planned->report, &str);
   append_host_peaks(planned->report, &str);
-  return jpp_str_finish(&str, out_text);
+  if (!status) status = append_kept(planned, &str);
+  if (!status) return jpp_str_finish(&str, out_text);
+  jpp_str_deinit(&str);
+  return status;
 }

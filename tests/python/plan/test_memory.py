@@ -125,3 +125,55 @@ def test_the_command_says_what_the_run_proved(
     assert done.stdout == (tmp_path / "check.txt").read_text()
     peaks = [rank.peak_bytes for rank in compiled._traced.plan.summary()]
     assert all(f"{peak} bytes" in done.stdout for peak in peaks)
+
+
+# --- What a step computes before the loop -------------------------------------------------
+
+
+def unrolled(weights: jax.Array, x: jax.Array) -> jax.Array:
+    for k in range(len(weights)):
+        x = jnp.tanh(x @ weights[k])
+    return x
+
+
+def scanned(weights: jax.Array, x: jax.Array) -> jax.Array:
+    return jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, weights)[0]
+
+
+def cast(weights: jax.Array, x: jax.Array) -> jax.Array:
+    return scanned(weights.astype(jnp.bfloat16), x)
+
+
+def lines_before_the_loop(layers: Any, dtype: Any) -> list[tuple[str, str, str]]:
+    """What `explain()` lists for two ranks that have the rows 0 and 1, and 2 and 3: the rank,
+    the size and the op."""
+
+    def loss(weights: jax.Array, x: jax.Array) -> jax.Array:
+        x = jaxpp.mark_stage_end(layers(weights[:2], x))
+        return jnp.mean(layers(weights[2:], x).astype(jnp.float32) ** 2)
+
+    def step(weights: jax.Array, batch: jax.Array) -> Any:
+        def one(x: jax.Array) -> Any:
+            return jax.grad(loss)(weights, x)
+
+        return jaxpp.treduce(one, batch, schedule=jaxpp.Std1F1B(2), operation=jaxpp.Add())
+
+    lowered = jaxpp.mpmd_jit_with_loop(step, make_mesh(2)).lower(
+        jnp.zeros((4, 64, 64)), jnp.zeros((4, 8, 64), dtype)
+    )
+    return re.findall(r"^ +(\d) +(\S+ KiB)  (\w+) at .*\.py:\d+$", lowered.explain(), re.M)
+
+
+@pytest.mark.parametrize(
+    "layers, dtype, expected",
+    [
+        (unrolled, jnp.float32, ("32.0 KiB", "slice")),
+        (scanned, jnp.float32, None),
+        (cast, jnp.bfloat16, ("16.0 KiB", "convert_element_type")),
+    ],
+)
+def test_explain_lists_what_is_kept_for_the_loop(
+    layers: Any, dtype: Any, expected: tuple[str, str] | None
+) -> None:
+    lines = [(rank, *expected) for rank in "01"] if expected else []
+    assert lines_before_the_loop(layers, dtype) == lines
