@@ -157,8 +157,10 @@ JPP_API jpp_status_t* jpp_partition(const jpp_graph_t* graph,
 JPP_API void jpp_staged_destroy(jpp_staged_t* staged);
 // Whether a task does nothing but fill arrays with zeros: the first states of sums.
 JPP_API bool jpp_staged_task_fills_zeros(const jpp_staged_t* staged, uint32_t task);
-// The cost of a task and of the parts that follow it.
-JPP_API double jpp_staged_task_cost(const jpp_staged_t* staged, uint32_t task);
+// The cost of one microbatch in a stage, in the unit of the graph's costs. It includes
+// all parts of the stage's tasks.
+JPP_API jpp_cost_t jpp_staged_stage_cost(const jpp_staged_t* staged, uint32_t loop,
+                                         uint32_t stage);
 
 // Blocks of ops of a task that follow each other and compute the same, each from other
 // values of the same types: the layers of a stage, or the updates of its weights.

@@ -26,9 +26,9 @@ JPP_API jpp_status_t* jpp_planned_print(const jpp_planned_t* planned,
 JPP_API jpp_status_t* jpp_planned_print_json(const jpp_planned_t* planned,
                                              jpp_plan_part_t part,
                                              char** out_text) JPP_MUST_USE;
-// A page for the user: sizes, the work of each stage, costs, peak bytes by kind, and what
-// is computed once, before a loop, and kept for its tasks. The plan must have all its
-// parts. `costs` are the plan's, to which collectives may have been added; NULL: as
+// A page for the user: sizes, the work of each stage, costs, peak bytes by kind, and the
+// large loop-invariant values that a rank keeps. The plan must have all its parts.
+// `costs` are the plan's, to which collectives may have been added; NULL: as
 // jpp_plan_costs() counts them.
 JPP_API jpp_status_t* jpp_planned_summarize(const jpp_planned_t* planned,
                                             JPP_OPTIONAL const jpp_plan_costs_t* costs,

@@ -18,14 +18,6 @@ typedef struct fitter {
 
 // --- Simulated time -------------------------------------------------------------------
 
-static jpp_cost_t stage_cost(const jpp_staged_t* staged, uint32_t loop, uint32_t stage) {
-  const jpp_staged_loop_t* at = &staged->loops[loop];
-  jpp_cost_t cost = {.forward = jpp_staged_task_cost(staged, at->forward[stage])};
-  if (at->has_backward) cost.backward = jpp_staged_task_cost(staged, at->backward[stage]);
-  if (at->split_backward) cost.weight = jpp_staged_task_cost(staged, at->weight[stage]);
-  return cost;
-}
-
 static jpp_status_t* simulate_loop(const jpp_planned_t* planned, uint32_t loop,
                                    double* out_makespan) {
   const jpp_schedule_t* schedule = planned->schedules[loop];
@@ -33,7 +25,7 @@ static jpp_status_t* simulate_loop(const jpp_planned_t* planned, uint32_t loop,
   jpp_simulation_t* simulation = NULL;
   JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(schedule->stages, &costs));
   for (uint32_t s = 0; s < schedule->stages; ++s) {
-    costs[s] = stage_cost(planned->staged, loop, s);
+    costs[s] = jpp_staged_stage_cost(planned->staged, loop, s);
   }
   jpp_simulate_options_t options = {.struct_size = sizeof(options), .stage_costs = costs};
   jpp_status_t* status = jpp_schedule_simulate(schedule, &options, &simulation);

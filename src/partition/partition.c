@@ -245,10 +245,19 @@ bool jpp_staged_task_fills_zeros(const jpp_staged_t* staged, uint32_t task) {
   return of->num_ops != 0;
 }
 
-double jpp_staged_task_cost(const jpp_staged_t* staged, uint32_t task) {
+static double cost_of_parts(const jpp_staged_t* staged, uint32_t task) {
   double cost = 0;
   for (; task != JPP_NONE; task = staged->tasks[task].next_part) {
     cost += (double)staged->tasks[task].cost;
   }
+  return cost;
+}
+
+jpp_cost_t jpp_staged_stage_cost(const jpp_staged_t* staged, uint32_t loop,
+                                 uint32_t stage) {
+  const jpp_staged_loop_t* at = &staged->loops[loop];
+  jpp_cost_t cost = {.forward = cost_of_parts(staged, at->forward[stage])};
+  if (at->has_backward) cost.backward = cost_of_parts(staged, at->backward[stage]);
+  if (at->split_backward) cost.weight = cost_of_parts(staged, at->weight[stage]);
   return cost;
 }

@@ -4,8 +4,8 @@
 //
 // The blocks of a repeat follow each other. In the order of a task, the ops of one layer
 // do, but those that update one weight do not: an optimizer computes the first moments of
-// all weights, then all second moments, and so on. A second order is searched for these,
-// in which the ops that a value needs stand directly before the op that makes it.
+// all weights, then all second moments, and so on. For these, a second order is searched,
+// which lists the ops that a value depends on directly before the op that produces it.
 #include <stdlib.h>
 #include <string.h>
 

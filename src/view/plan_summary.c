@@ -23,22 +23,17 @@ static void append_bytes(uint64_t bytes, jpp_str_t* out) {
 // A stage that does this much more work than the average slows the others down.
 static const double kHeavy = 1.25;
 
-// The work of one microbatch, in FLOPs.
-static double stage_work(const jpp_staged_t* staged, uint32_t loop, uint32_t stage,
-                         double* out_backward) {
-  const jpp_staged_loop_t* at = &staged->loops[loop];
-  *out_backward = 0;
-  if (at->backward) *out_backward += jpp_staged_task_cost(staged, at->backward[stage]);
-  if (at->weight) *out_backward += jpp_staged_task_cost(staged, at->weight[stage]);
-  return jpp_staged_task_cost(staged, at->forward[stage]);
+static double whole_cost(const jpp_cost_t* cost) {
+  return cost->forward + cost->backward + cost->weight;
 }
 
 static void append_stages(const jpp_planned_t* planned, uint32_t index, jpp_str_t* out) {
   const jpp_schedule_t* schedule = planned->schedules[index];
-  double total = 0, heaviest = 0, backward = 0;
+  double total = 0, heaviest = 0;
   uint32_t heavy = 0;
   for (uint32_t s = 0; s < schedule->stages; ++s) {
-    double work = stage_work(planned->staged, index, s, &backward) + backward;
+    jpp_cost_t cost = jpp_staged_stage_cost(planned->staged, index, s);
+    double work = whole_cost(&cost);
     total += work;
     if (work <= heaviest) continue;
     heaviest = work;
@@ -46,10 +41,10 @@ static void append_stages(const jpp_planned_t* planned, uint32_t index, jpp_str_
   }
   jpp_str_append(out, "  stage  rank    forward   backward FLOPs a microbatch  share\n");
   for (uint32_t s = 0; s < schedule->stages; ++s) {
-    double forward = stage_work(planned->staged, index, s, &backward);
+    jpp_cost_t cost = jpp_staged_stage_cost(planned->staged, index, s);
     jpp_str_appendf(out, "  %5u %5u %10.3g %10.3g %24.0f%%\n", s, schedule->stage_rank[s],
-                    forward, backward,
-                    total > 0 ? 100 * (forward + backward) / total : 0);
+                    cost.forward, cost.backward + cost.weight,
+                    total > 0 ? 100 * whole_cost(&cost) / total : 0);
   }
   if (schedule->stages > 1 && heaviest * schedule->stages > kHeavy * total) {
     jpp_str_appendf(out,
@@ -140,9 +135,9 @@ static void append_peaks(const jpp_check_report_t* report, jpp_str_t* out) {
   for (uint32_t r = 0; r < report->plan->ranks; ++r) append_peak(report, r, out);
 }
 
-// --- What is computed before a loop ---------------------------------------------------
+// --- Values kept for a loop -----------------------------------------------------------
 
-// The values that a line of the loop's body makes of outside values alone, on a rank.
+// On one rank, the loop-invariant values of one line of a loop's body.
 typedef struct kept {
   uint32_t rank;
   const char *name, *where;  // of their ops
@@ -150,7 +145,7 @@ typedef struct kept {
 } kept_t;
 typedef JPP_VEC(kept_t) kept_vec_t;
 
-// A rank's values are listed if they take this part of its peak.
+// A line is listed if its values take this part of the rank's peak.
 static const double kManyBytes = 0.05;
 
 static int compare_kept(const void* a, const void* b) {
@@ -163,7 +158,8 @@ static int compare_kept(const void* a, const void* b) {
 static jpp_status_t* collect_kept(const jpp_plan_t* plan, const jpp_task_t* task,
                                   kept_vec_t* kept) {
   const jpp_staged_t* staged = plan->staged;
-  for (uint32_t i = 0; task->loop == JPP_NONE && i < task->num_outputs; ++i) {
+  if (task->loop != JPP_NONE) return NULL;
+  for (uint32_t i = 0; i < task->num_outputs; ++i) {
     uint32_t value = task->outputs[i];
     const jpp_op_t* op = &staged->ops[staged->values[value].producer];
     if (op->loop == JPP_NONE || op->kind != JPP_OP_CALL) continue;

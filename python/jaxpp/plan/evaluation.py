@@ -265,7 +265,7 @@ def _as_calls(
         tuple([v for v in used if v not in own])
         for used, own in zip(inside, map(set, made), strict=True)
     ]
-    # The positions of the values that something outside their block uses.
+    # Positions, in a block, of the values that are used outside it.
     returned = [
         k
         for k, values in enumerate(zip(*made, strict=True))
@@ -278,7 +278,7 @@ def _as_calls(
         run_ops(blocks[0], env, results[0], mesh, aval_of)
         return [env[v] for v in results[0]]
 
-    calls: list[JaxprEqn] = []  # one, which the first block to run makes
+    calls: list[JaxprEqn] = []  # empty until the first block runs, then one call
 
     def run(block: int, env: _Env) -> None:
         operands = [env[v] for v in taken[block]]

@@ -127,7 +127,7 @@ def test_the_command_says_what_the_run_proved(
     assert all(f"{peak} bytes" in done.stdout for peak in peaks)
 
 
-# --- What a step computes before the loop -------------------------------------------------
+# --- Values kept for the loop -------------------------------------------------------------
 
 
 def unrolled(weights: jax.Array, x: jax.Array) -> jax.Array:
@@ -145,8 +145,8 @@ def cast(weights: jax.Array, x: jax.Array) -> jax.Array:
 
 
 def lines_before_the_loop(layers: Any, dtype: Any) -> list[tuple[str, str, str]]:
-    """What `explain()` lists for two ranks that have the rows 0 and 1, and 2 and 3: the rank,
-    the size and the op."""
+    """The rank, size and op of each value that `explain()` lists. Rank 0 has the rows 0 and 1
+    of the weights, rank 1 the rows 2 and 3."""
 
     def loss(weights: jax.Array, x: jax.Array) -> jax.Array:
         x = jaxpp.mark_stage_end(layers(weights[:2], x))
