@@ -72,6 +72,8 @@ typedef enum jpp_op_kind {
   JPP_OP_INIT,        // () -> initial state of result `attr` of loop `loop`
   JPP_OP_ACCUMULATE,  // (state, value, index) -> state, of result `attr` of loop `loop`
   JPP_OP_SUM,         // (a, b, ...) -> ((a + b) + ...)
+  JPP_OP_PACK,        // (a, b, ...) -> their elements, in one dimension
+  JPP_OP_UNPACK,      // (packed) -> the array that begins at element `attr`
   JPP_OP_KIND_COUNT,
 } jpp_op_kind_t;
 
@@ -90,7 +92,8 @@ enum {
 typedef struct jpp_op {
   uint8_t kind;   // jpp_op_kind_t
   uint8_t flags;  // JPP_OP_CHEAP | JPP_OP_BACKWARD | JPP_OP_EFFECT
-  uint32_t attr;  // mark: stage; loop: loop id; init and accumulate: result index
+  uint32_t attr;  // mark: stage; loop: loop id; init and accumulate: result index;
+                  // unpack: an element
   uint32_t loop;  // the loop whose body it belongs to; JPP_NONE outside
   uint32_t num_inputs;
   const uint32_t* inputs;

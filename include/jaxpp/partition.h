@@ -25,7 +25,9 @@
 //     computes it again. Other ops that only use values from outside leave the loop.
 //  3. If the terms of a summed result come from several tasks (a weight that stages
 //     share), each task has an accumulator, and the parts are summed after the loop. A
-//     loop of one microbatch has no accumulators: its tasks make its results.
+//     loop of one microbatch has no accumulators: its tasks make its results. A small
+//     stage has one accumulator for all of its small sums of a dtype, if the graph is not
+//     sharded.
 //  4. Outside the loops, copies of a value are equal to the bit: one rank makes it and
 //     sends it, or all ranks that make it run the same task on inputs that are equal too.
 //  5. An op outside the loops that depends on no loop runs on every rank that needs its
@@ -68,7 +70,8 @@ typedef struct jpp_task {
   float cost;
 } jpp_task_t;
 
-// One running reduction of a result of a loop of several microbatches. `task` turns
+// One running reduction of a result of a loop of several microbatches, or of several sums
+// in one array, of which `result` is the first. `task` turns
 // `state` into `next` once per microbatch; its first value is `init` and its last one
 // `final`.
 typedef struct jpp_accumulator {
@@ -130,7 +133,8 @@ typedef struct jpp_staged {
   // [num_values] jpp_value_scope_t.
   const uint8_t* scopes;
   // [num_values] For a value that the planner made: the value of the graph that it is a
-  // part of, with the same type and sharding. For a value of the graph: the value itself.
+  // part of, with the same type and sharding; for several values in one array, the first
+  // of these. For a value of the graph: the value itself.
   const uint32_t* origins;
   const jpp_task_t* tasks;
   const jpp_accumulator_t* accumulators;
@@ -157,6 +161,8 @@ JPP_API jpp_status_t* jpp_partition(const jpp_graph_t* graph,
 JPP_API void jpp_staged_destroy(jpp_staged_t* staged);
 // Whether a task does nothing but fill arrays with zeros: the first states of sums.
 JPP_API bool jpp_staged_task_fills_zeros(const jpp_staged_t* staged, uint32_t task);
+// Whether a value is several values in one array of one dimension.
+JPP_API bool jpp_staged_is_packed(const jpp_staged_t* staged, uint32_t value);
 // The cost of one microbatch in a stage, in the unit of the graph's costs. It includes
 // all parts of the stage's tasks.
 JPP_API jpp_cost_t jpp_staged_stage_cost(const jpp_staged_t* staged, uint32_t loop,

@@ -1,6 +1,7 @@
 // Plans a step under other built-in schedules, reusing the known bytes of its values. A
 // value that the planner makes has the type and sharding of its origin in the graph, so
-// sizes measured for one plan of a step hold for all its plans.
+// sizes measured for one plan of a step hold for all its plans. Only values without
+// sharding are packed.
 #include "advise/candidates.h"
 
 #include "base/alloc.h"
@@ -14,7 +15,7 @@ jpp_status_t* jpp__candidates_init(jpp_candidates_t* candidates, const jpp_graph
   JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(graph->num_values, &candidates->origin_bytes));
   for (uint32_t v = 0; v < like->staged->num_values; ++v) {
     uint32_t origin = like->staged->origins[v];
-    if (origin >= graph->num_values || !like->value_bytes[v]) continue;
+    if (!like->value_bytes[v] || jpp_staged_is_packed(like->staged, v)) continue;
     candidates->origin_bytes[origin] = like->value_bytes[v];
   }
   return NULL;
@@ -30,7 +31,8 @@ static jpp_status_t* measure_values(void* context, const jpp_staged_t* staged,
   const jpp_candidates_t* candidates = context;
   for (uint32_t v = 0; v < staged->num_values; ++v) {
     uint64_t known = candidates->origin_bytes[staged->origins[v]];
-    out_bytes[v] = known ? known : staged->values[v].bytes;
+    bool packed = jpp_staged_is_packed(staged, v);
+    out_bytes[v] = known && !packed ? known : staged->values[v].bytes;
   }
   return NULL;
 }

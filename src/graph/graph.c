@@ -50,6 +50,8 @@ const char* jpp_op_kind_name(jpp_op_kind_t kind) {
       [JPP_OP_INIT] = "init",
       [JPP_OP_ACCUMULATE] = "accumulate",
       [JPP_OP_SUM] = "sum",
+      [JPP_OP_PACK] = "pack",
+      [JPP_OP_UNPACK] = "unpack",
   };
   _Static_assert(sizeof(kNames) / sizeof(*kNames) == JPP_OP_KIND_COUNT, "a name a kind");
   return (unsigned)kind < JPP_OP_KIND_COUNT ? kNames[kind] : NULL;

@@ -58,6 +58,12 @@ static void append_op_head(jpp_str_t* str, const jpp_op_t* op) {
     case JPP_OP_SUM:
       jpp_str_append(str, "@sum");
       return;
+    case JPP_OP_PACK:
+      jpp_str_append(str, "@pack");
+      return;
+    case JPP_OP_UNPACK:
+      jpp_str_appendf(str, "@unpack %u ", op->attr);
+      return;
     case JPP_OP_CALL:
     case JPP_OP_LOOP:
     case JPP_OP_KIND_COUNT:

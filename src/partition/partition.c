@@ -245,6 +245,11 @@ bool jpp_staged_task_fills_zeros(const jpp_staged_t* staged, uint32_t task) {
   return of->num_ops != 0;
 }
 
+bool jpp_staged_is_packed(const jpp_staged_t* staged, uint32_t value) {
+  uint32_t origin = staged->origins[value];
+  return !jpp_type_equal(&staged->values[value].type, &staged->values[origin].type);
+}
+
 static double cost_of_parts(const jpp_staged_t* staged, uint32_t task) {
   double cost = 0;
   for (; task != JPP_NONE; task = staged->tasks[task].next_part) {

@@ -46,6 +46,8 @@ typedef struct jpp_partitioner {
   // each task that uses them runs the op.
   uint32_t* handed_by;
   bool* weight_part;  // [graph ops] in a backward segment, and no mark needs it
+  // [stages of the loop at work] takes no longer than a call; NULL: no stage does.
+  bool* small_stages;
 
   JPP_VEC(jpp_task_t) tasks;
   JPP_VEC(jpp_partition_made_t) made;  // ops made for stage tasks

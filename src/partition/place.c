@@ -123,7 +123,7 @@ static bool spreads_scalars(const placer_t* c, const jpp_op_t* op) {
 // Whether the op makes results of a loop.
 static bool ends_loop(const jpp_partitioner_t* p, uint32_t op) {
   uint8_t kind = p->ops.data[op].kind;
-  return kind == JPP_OP_LOOP || kind == JPP_OP_ACCUMULATE;
+  return kind == JPP_OP_LOOP || kind == JPP_OP_ACCUMULATE || kind == JPP_OP_UNPACK;
 }
 
 // The parts of a shared weight's gradient are summed on all ranks that hold the weight,

@@ -5,7 +5,21 @@
 //
 // A loop of one microbatch keeps nothing between runs: the task that makes a value also
 // makes the initial state, and its update makes the result.
+//
+// Small sums of a small stage are packed: a task sums all of the same dtype in one array,
+// which is one argument and one result of its calls, and unpacked after the loop.
+#include <stdlib.h>
+
+#include "base/bytes.h"
 #include "partition/partitioner.h"
+
+enum { kMostPackedBytes = 4096 };  // of one sum: packing copies it in each microbatch
+
+// A reduction of `value`, which `task` makes, to `final`.
+typedef struct reduction {
+  uint32_t result, task, value, final;
+  uint8_t dtype;  // of `final`
+} reduction_t;
 
 typedef struct reducer {
   jpp_partitioner_t* p;
@@ -15,7 +29,9 @@ typedef struct reducer {
   jpp_u32_vec_t terms;
   jpp_u32_vec_t finals;      // parts of one result
   jpp_u32_vec_t inits;       // ops that run before the loop
-  jpp_u32_vec_t sums_after;  // ops that run after it
+  jpp_u32_vec_t unpacks;     // ops that run after it
+  jpp_u32_vec_t sums_after;  // and after these
+  JPP_VEC(reduction_t) small;
 } reducer_t;
 
 static uint32_t task_of_value(const reducer_t* r, uint32_t value) {
@@ -37,16 +53,15 @@ static jpp_status_t* add_to_task(reducer_t* r, uint32_t op, uint32_t task) {
   return JPP_VEC_PUSH(&r->p->made, (jpp_partition_made_t){.op = op, .task = task});
 }
 
-// Reduces `value`, which `task` makes, to `final`. In a loop of several microbatches,
-// `init` makes the state before the loop, an update op turns the state into the next one
-// in each microbatch, and the state after the last microbatch is `final`.
-static jpp_status_t* reduce_value(reducer_t* r, uint32_t result, uint32_t task,
-                                  uint32_t value, uint32_t final) {
+// In a loop of several microbatches, `init` makes the state before the loop, an update op
+// turns the state into the next one in each microbatch, and the state after the last
+// microbatch is `final`, which all of these are like.
+static jpp_status_t* add_reduction(reducer_t* r, const reduction_t* of) {
   jpp_partitioner_t* p = r->p;
   const jpp_loop_t* loop = &p->graph->loops[r->loop];
-  uint32_t like = p->ops.data[loop->op].first_output + result;
+  uint32_t result = of->result, task = of->task, like = of->final;
   jpp_accumulator_t acc = {
-      .loop = r->loop, .result = result, .task = task, .final = final};
+      .loop = r->loop, .result = result, .task = task, .final = of->final};
   jpp_op_t init = {.kind = JPP_OP_INIT,
                    .flags = JPP_OP_CHEAP,
                    .attr = result,
@@ -66,7 +81,7 @@ static jpp_status_t* reduce_value(reducer_t* r, uint32_t result, uint32_t task,
   // do so.
   uint8_t reduce = loop->results[result].reduce;
   bool takes_index = reduce != JPP_REDUCE_ADD && reduce != JPP_REDUCE_MAX;
-  uint32_t inputs[] = {once ? acc.init : acc.state, value, loop->index};
+  uint32_t inputs[] = {once ? acc.init : acc.state, of->value, loop->index};
   jpp_op_t update = {.kind = JPP_OP_ACCUMULATE,
                      .attr = result,
                      .loop = r->loop,
@@ -80,12 +95,130 @@ static jpp_status_t* reduce_value(reducer_t* r, uint32_t result, uint32_t task,
     JPP_RETURN_IF_ERROR(add_to_task(r, update_op, task));
     return JPP_VEC_PUSH(&p->accumulators, acc);
   }
-  update.first_output = final;
+  update.first_output = of->final;
   JPP_RETURN_IF_ERROR(jpp__partition_add_op(p, &update, &update_op));
-  p->values.data[final].producer = update_op;
+  p->values.data[of->final].producer = update_op;
   JPP_RETURN_IF_ERROR(add_to_task(r, init_op, task));
   return add_to_task(r, update_op, task);
 }
+
+// --- Small sums -----------------------------------------------------------------------
+
+static bool is_small_sum(const reducer_t* r, const reduction_t* of) {
+  const jpp_partitioner_t* p = r->p;
+  const jpp_loop_t* loop = &p->graph->loops[r->loop];
+  const jpp_value_t* value = &p->values.data[of->value];
+  if (!p->small_stages || !p->small_stages[p->tasks.data[of->task].stage]) return false;
+  if (p->graph->sharded || loop->results[of->result].reduce != JPP_REDUCE_ADD) {
+    return false;
+  }
+  return value->bytes <= kMostPackedBytes && value->type.memory == JPP_MEMORY_DEVICE &&
+         jpp_type_equal(&value->type, &p->values.data[of->final].type);
+}
+
+// Small sums wait until all are known.
+static jpp_status_t* reduce_value(reducer_t* r, uint32_t result, uint32_t task,
+                                  uint32_t value, uint32_t final) {
+  uint8_t dtype = (uint8_t)r->p->values.data[final].type.dtype;
+  reduction_t of = {result, task, value, final, dtype};
+  return is_small_sum(r, &of) ? JPP_VEC_PUSH(&r->small, of) : add_reduction(r, &of);
+}
+
+static uint64_t count_elements(const jpp_type_t* type) {
+  uint64_t count = 1;
+  for (uint32_t i = 0; i < type->ndim; ++i) {
+    count = jpp__bytes_multiply(count, (uint64_t)type->dims[i]);
+  }
+  return count;
+}
+
+// Makes the value one-dimensional.
+static jpp_status_t* flatten(const reducer_t* r, uint32_t value, uint64_t elements,
+                             uint64_t bytes) {
+  jpp_partitioner_t* p = r->p;
+  int64_t* dims = NULL;
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(p->arena, 1, &dims));
+  dims[0] = (int64_t)elements;
+  jpp_value_t* flat = &p->values.data[value];
+  flat->type.ndim = 1;
+  flat->type.dims = dims;
+  flat->bytes = bytes;
+  return NULL;
+}
+
+static jpp_status_t* unpack(reducer_t* r, uint32_t packed, uint32_t element,
+                            uint32_t out) {
+  jpp_partitioner_t* p = r->p;
+  jpp_op_t op = {.kind = JPP_OP_UNPACK,
+                 .attr = element,
+                 .loop = JPP_NONE,
+                 .num_inputs = 1,
+                 .inputs = &packed,
+                 .first_output = out,
+                 .num_outputs = 1,
+                 .name = "unpack"};
+  uint32_t id = 0;
+  JPP_RETURN_IF_ERROR(jpp__partition_add_op(p, &op, &id));
+  p->values.data[out].producer = id;
+  return JPP_VEC_PUSH(&r->unpacks, id);
+}
+
+// Reduces small sums of one task as one value.
+static jpp_status_t* reduce_packed(reducer_t* r, const reduction_t* sums, size_t count) {
+  jpp_partitioner_t* p = r->p;
+  uint64_t elements = 0, bytes = 0;
+  r->terms.count = 0;
+  for (size_t i = 0; i < count; ++i) {
+    elements += count_elements(&p->values.data[sums[i].value].type);
+    bytes += p->values.data[sums[i].value].bytes;
+    JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(&r->terms, sums[i].value));
+  }
+  jpp_op_t pack = {.kind = JPP_OP_PACK,
+                   .loop = r->loop,
+                   .num_inputs = (uint32_t)count,
+                   .inputs = r->terms.data,
+                   .num_outputs = 1,
+                   .name = "pack"};
+  reduction_t packed = sums[0];
+  uint32_t op = 0, loop_op = p->graph->loops[r->loop].op;
+  JPP_RETURN_IF_ERROR(
+      jpp__partition_define(p, &pack, sums[0].value, r->loop, &op, &packed.value));
+  JPP_RETURN_IF_ERROR(flatten(r, packed.value, elements, bytes));
+  JPP_RETURN_IF_ERROR(add_to_task(r, op, packed.task));
+  JPP_RETURN_IF_ERROR(
+      jpp__partition_add_value(p, packed.value, JPP_NONE, loop_op, &packed.final));
+  JPP_RETURN_IF_ERROR(add_reduction(r, &packed));
+  for (size_t i = 0, element = 0; i < count; ++i) {
+    JPP_RETURN_IF_ERROR(unpack(r, packed.final, (uint32_t)element, sums[i].final));
+    element += count_elements(&p->values.data[sums[i].final].type);
+  }
+  return NULL;
+}
+
+// By task and dtype; of the same, in the order of the results.
+static int compare_sums(const void* a, const void* b) {
+  const reduction_t *x = a, *y = b;
+  if (x->task != y->task) return x->task < y->task ? -1 : 1;
+  if (x->dtype != y->dtype) return x->dtype < y->dtype ? -1 : 1;
+  return x->result < y->result ? -1 : x->result > y->result;
+}
+
+static jpp_status_t* reduce_small(reducer_t* r) {
+  const reduction_t* sums = r->small.data;
+  size_t count = r->small.count;
+  if (count) qsort(r->small.data, count, sizeof(*sums), compare_sums);
+  for (size_t first = 0, end = 0; first < count; first = end) {
+    while (end < count && sums[end].task == sums[first].task &&
+           sums[end].dtype == sums[first].dtype) {
+      ++end;
+    }
+    JPP_RETURN_IF_ERROR(end - first > 1 ? reduce_packed(r, sums + first, end - first)
+                                        : add_reduction(r, &sums[first]));
+  }
+  return NULL;
+}
+
+// --- Results --------------------------------------------------------------------------
 
 // The sum of the leaves that `task` makes, as one value in that task.
 static jpp_status_t* add_part(reducer_t* r, uint32_t task, uint32_t* out_value) {
@@ -184,8 +317,10 @@ static jpp_status_t* reduce_all(reducer_t* r) {
     JPP_RETURN_IF_ERROR_IN(reduce_result(r, i), "result %u of loop at %s", i,
                            loop->where ? loop->where : "?");
   }
+  JPP_RETURN_IF_ERROR(reduce_small(r));
   JPP_RETURN_IF_ERROR(append_all(&r->p->outer, &r->inits));
   JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(&r->p->outer, loop->op));
+  JPP_RETURN_IF_ERROR(append_all(&r->p->outer, &r->unpacks));
   return append_all(&r->p->outer, &r->sums_after);
 }
 
@@ -197,6 +332,8 @@ jpp_status_t* jpp__partition_reduce(jpp_partitioner_t* p, uint32_t loop) {
   jpp_vec_deinit(&reducer.terms);
   jpp_vec_deinit(&reducer.finals);
   jpp_vec_deinit(&reducer.inits);
+  jpp_vec_deinit(&reducer.unpacks);
   jpp_vec_deinit(&reducer.sums_after);
+  jpp_vec_deinit(&reducer.small);
   return status;
 }

@@ -5,9 +5,11 @@
 //  - The backward of another stage computes again what it needs of its forward, if it
 //    then takes fewer values: only what the forward itself takes is kept. In a graph with
 //    shards it does not, because ops might communicate twice.
+//  - Small sums of a task become one array (reduce.c).
 //
-// The price is a larger module for the backward. A forward of its own would share the
-// module of other stages, and the values it keeps would not be computed twice.
+// The price of the first two is a larger module for the backward. A forward of its own
+// would share the module of other stages, and the values it keeps would not be computed
+// twice.
 #include "partition/partitioner.h"
 
 // A CPU core takes as long for this many floating-point operations as for a call; so many
@@ -168,18 +170,24 @@ static jpp_status_t* run_forward_again(shrinker_t* s, uint32_t stage) {
 
 // --- A loop ---------------------------------------------------------------------------
 
+static jpp_status_t* mark_small_stages(shrinker_t* s) {
+  JPP_RETURN_IF_ERROR(list_segments(s));
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&s->p->scratch, s->stages, &s->p->small_stages));
+  for (uint32_t i = 0; i < s->stages; ++i) s->p->small_stages[i] = is_small(s, i);
+  return NULL;
+}
+
 static jpp_status_t* shrink_loop(shrinker_t* s, bool backward_follows) {
   size_t ops = s->loop->op - s->loop->first_op;
-  JPP_RETURN_IF_ERROR(list_segments(s));
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&s->p->scratch, ops, &s->sent));
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&s->p->scratch, ops, &s->kept));
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&s->p->scratch, ops, &s->again));
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&s->p->scratch, s->p->values.count, &s->taken));
   find_sent(s);
-  if (backward_follows && is_small(s, s->stages - 1)) join_last_stage(s);
+  if (backward_follows && s->p->small_stages[s->stages - 1]) join_last_stage(s);
   find_kept(s);
   for (uint32_t stage = 0; !s->p->graph->sharded && stage < s->stages; ++stage) {
-    if (!is_small(s, stage)) continue;
+    if (!s->p->small_stages[stage]) continue;
     JPP_RETURN_IF_ERROR(run_forward_again(s, stage));
   }
   return NULL;
@@ -189,8 +197,11 @@ jpp_status_t* jpp__partition_shrink_calls(jpp_partitioner_t* p, uint32_t loop) {
   const jpp_loop_placement_t* placement = &p->options->loops[loop];
   shrinker_t shrinker = {
       .p = p, .loop = &p->graph->loops[loop], .stages = placement->stages};
+  p->small_stages = NULL;
   bool few = shrinker.loop->microbatches < kFewestCalls;
-  if (few || !p->loops[loop].has_backward || placement->split_backward) return NULL;
+  if (few || !p->loops[loop].has_backward) return NULL;
+  JPP_RETURN_IF_ERROR(mark_small_stages(&shrinker));
+  if (placement->split_backward) return NULL;
   jpp_status_t* status = shrink_loop(&shrinker, placement->backward_follows);
   jpp_vec_deinit(&shrinker.stack);
   return status;

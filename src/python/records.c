@@ -252,6 +252,8 @@ static const struct {
     {"OP_INIT", JPP_OP_INIT},
     {"OP_ACCUMULATE", JPP_OP_ACCUMULATE},
     {"OP_SUM", JPP_OP_SUM},
+    {"OP_PACK", JPP_OP_PACK},
+    {"OP_UNPACK", JPP_OP_UNPACK},
     {"FLAG_CHEAP", JPP_OP_CHEAP},
     {"FLAG_BACKWARD", JPP_OP_BACKWARD},
     {"FLAG_EFFECT", JPP_OP_EFFECT},

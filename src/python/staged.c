@@ -142,6 +142,21 @@ static PyObject* staged_origins(PyObject* object, PyObject* unused) {
   return staged ? jpp_py_from_u32s(staged->origins, staged->num_values) : NULL;
 }
 
+static PyObject* staged_packed(PyObject* object, PyObject* unused) {
+  (void)unused;
+  const jpp_staged_t* staged = staged_of(object);
+  PyObject* dict = staged ? PyDict_New() : NULL;
+  for (uint32_t v = 0; dict && v < staged->num_values; ++v) {
+    if (!jpp_staged_is_packed(staged, v)) continue;
+    PyObject* key = PyLong_FromUnsignedLong(v);
+    PyObject* item = PyLong_FromLongLong(staged->values[v].type.dims[0]);
+    if (!key || !item || PyDict_SetItem(dict, key, item) < 0) Py_CLEAR(dict);
+    Py_XDECREF(key);
+    Py_XDECREF(item);
+  }
+  return dict;
+}
+
 static PyObject* make_accumulator(const void* from, uint64_t index) {
   const jpp_staged_t* staged = from;
   const jpp_accumulator_t* acc = &staged->accumulators[index];
@@ -196,7 +211,11 @@ static PyMethodDef kMethods[] = {
      "outputs($self, /)\n--\n\nA PlacedValue for every result of the step."},
     {"origins", staged_origins, METH_NOARGS,
      "origins($self, /)\n--\n\n"
-     "For each value, the graph's value with the same type and sharding."},
+     "For each value, the graph's value with the same type and sharding; for several "
+     "values in one array, the first of these."},
+    {"packed", staged_packed, METH_NOARGS,
+     "packed($self, /)\n--\n\n"
+     "For each array of several values, the number of its elements."},
     {"accumulators", staged_accumulators, METH_NOARGS,
      "accumulators($self, /)\n--\n\n"
      "(loop, result, is partial over a rank's devices, values) for each accumulator; its "

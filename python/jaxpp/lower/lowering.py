@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import jax
+import jax.numpy as jnp
 from jax.extend.core import Literal
 from jax.sharding import NamedSharding
 
@@ -61,8 +63,13 @@ class TaskLowerer:
         self.mesh = mesh
         self.specs = specs
         self.platform = platform
-        # The planner's own values have the types of the graph values that they are parts of.
+        # The planner's own values have the types of the graph values that they are parts of,
+        # unless they pack several of these.
         self.avals: list[Any] = [graph.avals.get(origin) for origin in staged.origins()]
+        self._packed = staged.packed()
+        for value, elements in self._packed.items():
+            dtype = self.avals[value].dtype
+            self.avals[value] = jax.core.ShapedArray((elements,), dtype)
         self._cache: dict[Any, LoweredTask] = {}
         self._context = SharedContext()
 
@@ -77,11 +84,20 @@ class TaskLowerer:
             if made.kind == _core.OP_SUM:
                 env[first] = functools.reduce(jax.lax.add, values)
                 return
+            if made.kind == _core.OP_PACK:
+                env[first] = jax.lax.concatenate([jnp.ravel(v) for v in values], 0)
+                return
+            if made.kind == _core.OP_UNPACK:
+                shape = self.avals[first].shape
+                end = made.attr + math.prod(shape)
+                env[first] = jax.lax.slice(values[0], [made.attr], [end]).reshape(shape)
+                return
             assert made.loop is not None
             front = self.graph.loops[made.loop]
             operation = front.operations[made.attr]
             if made.kind == _core.OP_INIT:
-                value = front.value_avals[made.attr]
+                is_packed = first in self._packed
+                value = self.avals[first] if is_packed else front.value_avals[made.attr]
                 struct = jax.ShapeDtypeStruct(value.shape, value.dtype)
                 env[first] = operation.state(front.length, struct)
             elif made.kind == _core.OP_ACCUMULATE:
@@ -134,12 +150,15 @@ class TaskLowerer:
         staged = self.staged.op(op)
         key: tuple[Any, ...]
         if self._is_made(op):
-            operation = None
-            if staged.loop is not None and staged.kind != _core.OP_SUM:
+            what: Any = None
+            if staged.kind in (_core.OP_INIT, _core.OP_ACCUMULATE):
+                assert staged.loop is not None
                 loop = self.graph.loops[staged.loop]
                 value = str(loop.value_avals[staged.attr])
-                operation = (loop.operations[staged.attr], loop.length, value)
-            key = (staged.kind, operation, tuple(local[v] for v in staged.inputs))
+                what = (loop.operations[staged.attr], loop.length, value)
+            elif staged.kind == _core.OP_UNPACK:
+                what = (staged.attr, str(self.avals[staged.first_output]))
+            key = (staged.kind, what, tuple(local[v] for v in staged.inputs))
         else:
             front = self.graph.ops[op]
             key = (front.code, tuple(local[v] for v in staged.inputs))

@@ -26,6 +26,34 @@ static uint32_t maker_of(const jpp_staged_t* staged, const jpp_task_t* task,
   return i;
 }
 
+static size_t count_elements(uint32_t rank, const int64_t* dims) {
+  size_t count = 1;
+  for (uint32_t i = 0; i < rank; ++i) count *= (size_t)dims[i];
+  return count;
+}
+
+// An element of an array of `count`.
+typedef struct element {
+  uint32_t value;
+  size_t number, count;
+} element_t;
+
+// Of a state that sums several values in one array: the element of one of these.
+static element_t unpack_element(const jpp_staged_t* staged, element_t of) {
+  const jpp_op_t* sum = &staged->ops[staged->values[of.value].producer];
+  bool packed = jpp_staged_is_packed(staged, of.value);
+  if (!packed || sum->kind != JPP_OP_ACCUMULATE) return of;
+  const jpp_op_t* pack = &staged->ops[staged->values[sum->inputs[1]].producer];
+  for (uint32_t i = 0; i < pack->num_inputs; ++i) {
+    of.value = pack->inputs[i];
+    const jpp_type_t* type = &staged->values[of.value].type;
+    of.count = count_elements(type->ndim, type->dims);
+    if (of.number < of.count) break;
+    of.number -= of.count;
+  }
+  return of;
+}
+
 // The op itself or, if the planner made it (sums over microbatches), the latest op that
 // the user wrote and on which it depends.
 static const jpp_op_t* written_op(const jpp_staged_t* staged, const jpp_task_t* task,
@@ -71,29 +99,26 @@ static size_t element_bytes(const result_ref_t* ref) {
   return jpp_dtype_bits(ref->shape.dtype) / 8;
 }
 
-static size_t count_elements(const result_ref_t* ref) {
-  size_t count = 1;
-  for (uint32_t i = 0; i < ref->shape.rank; ++i) count *= (size_t)ref->shape.dims[i];
-  return count;
-}
-
 static jpp_status_t* check_elements(const result_ref_t* ref, char* data) {
   const jpp_runtime_t* runtime = ref->actor->runtime;
   jpp_dtype_t dtype = ref->shape.dtype;
-  size_t count = count_elements(ref), width = element_bytes(ref);
+  size_t count = count_elements(ref->shape.rank, ref->shape.dims);
+  size_t width = element_bytes(ref);
   JPP_RETURN_IF_ERROR(jpp_client_buffer_read(
       runtime->client, ref->actor->results[ref->device][ref->result], data,
       count * width));
   size_t found = jpp__find_nonfinite(dtype, data, count, runtime->step->checks);
   if (found == count) return NULL;
   bool is_nan = jpp__find_nonfinite(dtype, data + found * width, 1, JPP_FIND_NANS) == 0;
+  const jpp_staged_t* staged = runtime->plan->staged;
+  element_t element = unpack_element(staged, (element_t){ref->value, found, count});
   char maker[256];
-  describe_maker(ref->actor->runtime->plan->staged, task_of(ref), ref->maker, maker,
-                 sizeof(maker));
+  describe_maker(staged, task_of(ref), maker_of(staged, task_of(ref), element.value),
+                 maker, sizeof(maker));
   return jpp_status_make(JPP_NAN_ERROR,
                          "expected numbers, found %s: element %zu of %zu of %%%u (%s)%s",
-                         is_nan ? "a NaN" : "an infinity", found, count_elements(ref),
-                         ref->value, jpp_dtype_name(ref->shape.dtype), maker);
+                         is_nan ? "a NaN" : "an infinity", element.number, element.count,
+                         element.value, jpp_dtype_name(dtype), maker);
 }
 
 static jpp_status_t* check_result(result_ref_t* ref) {
@@ -102,7 +127,8 @@ static jpp_status_t* check_result(result_ref_t* ref) {
   JPP_RETURN_IF_ERROR(
       jpp_client_buffer_shape(ref->actor->runtime->client, buffer, &ref->shape));
   if (!jpp__dtype_is_floating(ref->shape.dtype)) return NULL;
-  JPP_RETURN_IF_ERROR(jpp_alloc(count_elements(ref) * element_bytes(ref), (void**)&data));
+  size_t count = count_elements(ref->shape.rank, ref->shape.dims);
+  JPP_RETURN_IF_ERROR(jpp_alloc(count * element_bytes(ref), (void**)&data));
   jpp_status_t* status = check_elements(ref, data);
   jpp_free(data);
   return status;

@@ -120,7 +120,11 @@ typedef struct machine {
   uint32_t* at;       // [ranks]
   array_t** queues;   // [channels] all messages sent so far
   uint32_t *sent, *taken;
-  uint64_t* values;       // [staged values] scratch of one task run
+  uint64_t* values;  // [staged values] scratch of one task run
+  // The numbers in arrays of several values, each at its first element. The value of such
+  // an array is its index plus 1, or 0: all zeros.
+  uint64_t** packs;
+  uint64_t num_packs;
   uint64_t* output_bits;  // [outputs] on the last rank that has it; 0: none yet
   outcome_t outcome;
 } machine_t;
@@ -168,6 +172,49 @@ static uint64_t module_bits(const jpp_plan_t* plan, uint32_t id) {
   return mix_all(hash, plan->bindings[id].donated_to, task->num_inputs);
 }
 
+static size_t count_elements(const jpp_type_t* type) {
+  return (size_t)jpp_type_bytes(type) * 8 / jpp_dtype_bits(type->dtype);
+}
+
+static uint64_t* add_pack(machine_t* m, uint32_t value) {
+  size_t elements = count_elements(&m->plan->staged->values[value].type);
+  m->packs = realloc(m->packs, (m->num_packs + 1) * sizeof(*m->packs));
+  m->packs[m->num_packs++] = calloc(elements + 1, sizeof(uint64_t));
+  m->values[value] = m->num_packs;
+  return m->packs[m->num_packs - 1];
+}
+
+static void add_lanes(const machine_t* m, uint32_t value, uint64_t* lanes) {
+  size_t elements = count_elements(&m->plan->staged->values[value].type);
+  uint64_t pack = m->values[value];
+  for (size_t i = 0; pack && i < elements; ++i) lanes[i] += m->packs[pack - 1][i];
+}
+
+// Runs an op that makes or reads an array of several values, and returns false for
+// others.
+static bool run_packed(machine_t* m, const jpp_op_t* op) {
+  const jpp_staged_t* staged = m->plan->staged;
+  if (op->kind == JPP_OP_PACK) {
+    uint64_t* lanes = add_pack(m, op->first_output);
+    for (uint32_t i = 0; i < op->num_inputs; ++i) {
+      lanes[0] = m->values[op->inputs[i]];
+      lanes += count_elements(&staged->values[op->inputs[i]].type);
+    }
+    return true;
+  }
+  if (op->kind == JPP_OP_UNPACK) {
+    uint64_t pack = m->values[op->inputs[0]];
+    m->values[op->first_output] = pack ? m->packs[pack - 1][op->attr] : reduce_begin();
+    return true;
+  }
+  if (op->kind != JPP_OP_ACCUMULATE || !jpp_staged_is_packed(staged, op->first_output)) {
+    return false;
+  }
+  uint64_t* sums = add_pack(m, op->first_output);
+  for (uint32_t i = 0; i < op->num_inputs; ++i) add_lanes(m, op->inputs[i], sums);
+  return true;
+}
+
 static bool run_task(machine_t* m, uint32_t rank, const jpp_instr_t* instr,
                      const uint32_t* operands) {
   const jpp_staged_t* staged = m->plan->staged;
@@ -183,7 +230,8 @@ static bool run_task(machine_t* m, uint32_t rank, const jpp_instr_t* instr,
     bits = mix(bits, array.bits);
   }
   for (uint32_t i = 0; i < task->num_ops; ++i) {
-    run_op(staged->graph, &staged->ops[task->ops[i]], m->values);
+    const jpp_op_t* op = &staged->ops[task->ops[i]];
+    if (!run_packed(m, op)) run_op(staged->graph, op, m->values);
   }
   for (uint32_t i = 0; i < task->num_inputs; ++i) {
     bool donated = m->plan->bindings[instr->target].donated_to[i] != JPP_NONE;
@@ -360,6 +408,8 @@ outcome_t interpret_plan(const jpp_plan_t* plan, const uint64_t* expected) {
   free(m.sent);
   free(m.taken);
   free(m.values);
+  for (uint64_t i = 0; i < m.num_packs; ++i) free(m.packs[i]);
+  free(m.packs);
   free(m.output_bits);
   return m.outcome;
 }

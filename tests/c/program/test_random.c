@@ -29,13 +29,22 @@ static bool has_parts(const jpp_staged_t* staged) {
   return false;
 }
 
+static bool has_packed(const jpp_staged_t* staged) {
+  for (uint32_t v = 0; v < staged->num_values; ++v) {
+    if (jpp_staged_is_packed(staged, v)) return true;
+  }
+  return false;
+}
+
 typedef struct counts {
   uint64_t divided, offloaded;  // steps with tasks in parts, and with activations moved
+  uint64_t packed;              // steps with several sums in one array
 } counts_t;
 
 static void try_seed(uint64_t seed, counts_t* counts) {
   uint32_t slots = 0;
-  planned_t planned = random_step(seed, &slots);
+  // Enough microbatches for small stages are rare otherwise.
+  planned_t planned = random_long_step(seed, seed % 4 ? 1 : 8, &slots);
   jpp_status_t* status = plan_scheduled(&planned, slots);
   if (status) fail_with_graph(&planned, seed, jpp_status_message(status));
   uint64_t* expected = interpret_graph(planned.graph);
@@ -49,6 +58,7 @@ static void try_seed(uint64_t seed, counts_t* counts) {
   free(expected);
   counts->divided += has_parts(planned.staged);
   counts->offloaded += offloads(&planned);
+  counts->packed += has_packed(planned.staged);
   plan_free(&planned);
 }
 
@@ -65,6 +75,7 @@ static void test_random_steps_compute_what_their_graphs_say(void** state) {
   for (uint64_t seed = 1; seed <= count; ++seed) try_seed(seed, &counts);
   assert_true(counts.divided >= count / 50);
   assert_true(counts.offloaded >= count / 20);
+  assert_true(counts.packed >= count / 100);
 }
 
 int main(void) {

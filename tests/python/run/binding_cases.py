@@ -265,6 +265,7 @@ def cases(step: Step) -> list[Case]:
         Case("Staged.args", lambda: step.staged.args),
         Case("Staged.outputs", lambda: step.staged.outputs),
         Case("Staged.origins", lambda: step.staged.origins),
+        Case("Staged.packed", lambda: step.staged.packed),
         Case("Staged.accumulators", lambda: step.staged.accumulators),
         Case("Staged.notes", lambda: step.staged.notes),
         Case("Staged.text", lambda: step.staged.text),
