@@ -170,7 +170,8 @@ def check_takes(
     step = step_of(takes, schedule, optimizer, remat)
     w = jax.random.normal(jax.random.key(0), (layers, WIDTH, WIDTH)).astype(dtype)
     xs = jax.random.normal(jax.random.key(1), (2 * ranks, 2, WIDTH)).astype(dtype)
-    ours = jaxpp.mpmd_jit_with_loop(step, make_mesh(ranks), compiler_options=compiler_options())
+    mesh = make_mesh(ranks)
+    ours = jaxpp.mpmd_jit_with_loop(step, mesh, compiler_options=compiler_options())
     plain = jax.jit(step, compiler_options=compiler_options())
     expected, found = [(w, optimizer.init(w))] * 2
     for _ in range(2):
@@ -191,7 +192,8 @@ def check_takes(
         rank_of = {device: r for r in held for device in array.sharding.mpmd_mesh.devices_of(r)}
         for shard in array.addressable_shards:
             held[rank_of[shard.device]] += shard.data.nbytes
-        row_bytes = WIDTH * WIDTH * array.dtype.itemsize
+        # Each device of a rank has a copy.
+        row_bytes = WIDTH * WIDTH * array.dtype.itemsize * mesh.lowering_mesh().size
         assert list(held.values()) == [len(own) * row_bytes for own in rows]
         assert array.on_device_size_in_bytes() == sum(held.values())
 
@@ -525,6 +527,7 @@ def test_what_is_not_followed_is_warned_of(spelling: Rows, monkeypatch: Any) -> 
     optimizer = optax.sgd(0.1)
     step = step_of(takes, jaxpp.Std1F1B(2), optimizer, False)
     w, xs = jnp.ones((4, 300, 300)), jnp.ones((2, 1, 300))
+    mesh = make_mesh(2)
     with pytest.warns(UserWarning, match=r"holds all of w \(1\.4 MiB\)"):
-        found, *_ = jaxpp.mpmd_jit_with_loop(step, make_mesh(2))(w, optimizer.init(w), xs)
-    assert found.on_device_size_in_bytes() == 2 * w.nbytes
+        found, *_ = jaxpp.mpmd_jit_with_loop(step, mesh)(w, optimizer.init(w), xs)
+    assert found.on_device_size_in_bytes() == w.nbytes * mesh.jax_mesh.size
