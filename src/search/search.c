@@ -334,7 +334,7 @@ static bool is_search_over(const search_t* search) {
 }
 
 static jpp_status_t* try_placements(search_t* search) {
-  enum { kLevels = 7 };
+  enum { kLevels = 6 };
   uint32_t per_rank = (search->options->stages - 1) / search->options->ranks + 1;
   uint32_t levels = search->exceeds ? 2 * (kLevels + 1) : kLevels;
   for (uint32_t n = 0; n < kPlacements * 8 * levels; ++n) {
@@ -345,9 +345,8 @@ static jpp_status_t* try_placements(search_t* search) {
     trial->early_first = n / kPlacements / 4 % 2;
     uint64_t most = (uint64_t)per_rank * search->options->ranks;
     uint32_t level = n / kPlacements / 8 % (kLevels + 1);
-    // The last but one is the smallest possible limit, whatever the stages cost.
-    uint64_t limit = most * ((level + 1) % kLevels) / 3 + per_rank;
-    set_limits(search, level < kLevels ? limit : search->most, trial->limits);
+    set_limits(search, level < kLevels ? most * (level + 1) / 3 + per_rank : search->most,
+               trial->limits);
     if (search->exceeds) {
       trial->most_pending =
           (uint32_t)search->most / 2 + n / kPlacements / 8 / (kLevels + 1);
