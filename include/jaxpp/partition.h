@@ -71,9 +71,8 @@ typedef struct jpp_task {
 } jpp_task_t;
 
 // One running reduction of a result of a loop of several microbatches, or of several sums
-// in one array, of which `result` is the first. `task` turns
-// `state` into `next` once per microbatch; its first value is `init` and its last one
-// `final`.
+// in one array, of which `result` is the first. `task` turns `state` into `next` once per
+// microbatch; its first value is `init` and its last one `final`.
 typedef struct jpp_accumulator {
   uint32_t loop, result, task;
   uint32_t init, state, next, final;  // value ids

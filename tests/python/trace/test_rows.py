@@ -20,7 +20,7 @@ import optax
 import pytest
 
 import jaxpp.api as jaxpp
-from equality import compiler_options, make_mesh
+from equality import compiler_options, make_mesh, mesh_of
 
 WIDTH = 4
 SEED = int(os.environ.get("JPP_TEST_SEED") or 0)
@@ -450,10 +450,12 @@ def test_a_view_from_outside_of_the_loop() -> None:
 
     w = jax.random.normal(jax.random.key(0), (4, WIDTH, WIDTH))
     xs = jax.random.normal(jax.random.key(1), (3, 2, WIDTH))
-    found = jaxpp.mpmd_jit_with_loop(step, make_mesh(2))(w, xs)
+    mesh = make_mesh(2)
+    found = jaxpp.mpmd_jit_with_loop(step, mesh)(w, xs)
     for a, b in zip(found, jax.jit(step)(w, xs), strict=True):
         np.testing.assert_allclose(np.asarray(a), b, rtol=1e-4, atol=1e-6)
-    assert [shard.data.shape[0] for shard in found[0].addressable_shards] == [1] * 4
+    shards = found[0].addressable_shards
+    assert [shard.data.shape[0] for shard in shards] == [1] * 2 * mesh.jax_mesh.size
 
 
 def test_rows_of_what_is_made_of_two_leaves() -> None:
@@ -473,12 +475,14 @@ def test_rows_of_what_is_made_of_two_leaves() -> None:
     keys = dict(zip(["w", "scale"], jax.random.split(jax.random.key(0)), strict=True))
     params = {name: jax.random.normal(key, (4, WIDTH, WIDTH)) for name, key in keys.items()}
     xs = jax.random.normal(jax.random.key(1), (3, 2, WIDTH))
-    found = jaxpp.mpmd_jit_with_loop(step, make_mesh(2))(params, xs)
+    mesh = make_mesh(2)
+    found = jaxpp.mpmd_jit_with_loop(step, mesh)(params, xs)
     expected = jax.tree.leaves(jax.jit(step)(params, xs))
     for a, b in zip(jax.tree.leaves(found), expected, strict=True):
         np.testing.assert_allclose(np.asarray(a), b, rtol=1e-4, atol=1e-6)
     for leaf in found[0].values():
-        assert [shard.data.shape[0] for shard in leaf.addressable_shards] == [1] * 4
+        rows = [shard.data.shape[0] for shard in leaf.addressable_shards]
+        assert rows == [1] * 2 * mesh.jax_mesh.size
 
 
 # --- Leaves that are not cut ------------------------------------------------------------
@@ -497,14 +501,16 @@ def test_rows_that_are_not_recognised_are_warned_of() -> None:
 
         return jaxpp.treduce(one, xs, jaxpp.Std1F1B(2))
 
+    # On other ranks, JaxPP also warns of axes that nothing uses.
+    mesh = mesh_of(2, {})
     w, xs = jnp.ones((2, 512, 512)), jnp.ones((2, 1, 512))
     with pytest.warns(UserWarning, match=r"holds all of w \(2\.0 MiB\)") as caught:
-        jaxpp.mpmd_jit_with_loop(step, make_mesh(2))(w, jnp.arange(2), xs)
+        jaxpp.mpmd_jit_with_loop(step, mesh)(w, jnp.arange(2), xs)
     assert [warning.filename for warning in caught] == [__file__]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         small, xs = jnp.ones((2, 4, 4)), jnp.ones((2, 1, 4))
-        jaxpp.mpmd_jit_with_loop(step, make_mesh(2))(small, jnp.arange(2), xs)
+        jaxpp.mpmd_jit_with_loop(step, mesh)(small, jnp.arange(2), xs)
 
 
 def of_a_masked_leaf(w: jax.Array, start: int, stop: int) -> jax.Array:
