@@ -112,7 +112,10 @@ def test_random_axes(seed: int) -> None:
     axes = {"w": drawn.randrange(3), "b": drawn.randrange(2)}
     problem = problem_of(axes, ends, drawn.choice(TAKES), drawn.choice([ADAM, optax.sgd(0.1)]))
     schedule = drawn.choice([jaxpp.Std1F1B, jaxpp.ZeroBubble])(stages)
-    step = assert_trains_equal(problem, schedule, make_mesh(stages), tolerance=3e-5, steps=2)
+    # With specs, a leaf whose layers are sharded would not be cut.
+    step = assert_trains_equal(
+        problem, schedule, make_mesh(stages), tolerance=3e-5, steps=2, in_specs=None
+    )
     assert traced_of(step, problem).argument_bounds[:2] == [
         Bounds(axes[name], tuple(ends)) for name in ("b", "w")
     ]
