@@ -39,6 +39,8 @@ typedef struct jpp_type {
   jpp_memory_t memory;
 } jpp_type_t;
 
+// Elements of an array of this type, all shards together.
+JPP_API uint64_t jpp_type_elements(const jpp_type_t* type);
 // Bytes of a dense array of this type, all shards together.
 JPP_API uint64_t jpp_type_bytes(const jpp_type_t* type);
 // Ignores shards.

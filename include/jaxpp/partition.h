@@ -70,9 +70,10 @@ typedef struct jpp_task {
   float cost;
 } jpp_task_t;
 
-// One running reduction of a result of a loop of several microbatches, or of several sums
-// in one array, of which `result` is the first. `task` turns `state` into `next` once per
-// microbatch; its first value is `init` and its last one `final`.
+// The running reduction of a result in a loop of several microbatches. Once per
+// microbatch, `task` computes `next` from `state`; the first state is `init`, the last
+// one `final`. If the state has several sums in one array, `result` is the first of
+// these.
 typedef struct jpp_accumulator {
   uint32_t loop, result, task;
   uint32_t init, state, next, final;  // value ids

@@ -4,13 +4,17 @@
 
 #include "graph/graph_internal.h"
 
-uint64_t jpp_type_bytes(const jpp_type_t* type) {
+uint64_t jpp_type_elements(const jpp_type_t* type) {
   uint64_t elements = 1;
   for (uint32_t i = 0; i < type->ndim; ++i) {
     if (!type->dims[i]) return 0;
     elements = jpp__bytes_multiply(elements, (uint64_t)type->dims[i]);
   }
-  return jpp_dtype_device_bytes(type->dtype, elements);
+  return elements;
+}
+
+uint64_t jpp_type_bytes(const jpp_type_t* type) {
+  return jpp_dtype_device_bytes(type->dtype, jpp_type_elements(type));
 }
 
 bool jpp_type_equal(const jpp_type_t* a, const jpp_type_t* b) {

@@ -10,7 +10,6 @@
 // which is one argument and one result of its calls, and unpacked after the loop.
 #include <stdlib.h>
 
-#include "base/bytes.h"
 #include "partition/partitioner.h"
 
 enum { kMostPackedBytes = 4096 };  // of one sum: packing copies it in each microbatch
@@ -124,14 +123,6 @@ static jpp_status_t* reduce_value(reducer_t* r, uint32_t result, uint32_t task,
   return is_small_sum(r, &of) ? JPP_VEC_PUSH(&r->small, of) : add_reduction(r, &of);
 }
 
-static uint64_t count_elements(const jpp_type_t* type) {
-  uint64_t count = 1;
-  for (uint32_t i = 0; i < type->ndim; ++i) {
-    count = jpp__bytes_multiply(count, (uint64_t)type->dims[i]);
-  }
-  return count;
-}
-
 // Makes the value one-dimensional.
 static jpp_status_t* flatten(const reducer_t* r, uint32_t value, uint64_t elements,
                              uint64_t bytes) {
@@ -169,7 +160,7 @@ static jpp_status_t* reduce_packed(reducer_t* r, const reduction_t* sums, size_t
   uint64_t elements = 0, bytes = 0;
   r->terms.count = 0;
   for (size_t i = 0; i < count; ++i) {
-    elements += count_elements(&p->values.data[sums[i].value].type);
+    elements += jpp_type_elements(&p->values.data[sums[i].value].type);
     bytes += p->values.data[sums[i].value].bytes;
     JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(&r->terms, sums[i].value));
   }
@@ -190,7 +181,7 @@ static jpp_status_t* reduce_packed(reducer_t* r, const reduction_t* sums, size_t
   JPP_RETURN_IF_ERROR(add_reduction(r, &packed));
   for (size_t i = 0, element = 0; i < count; ++i) {
     JPP_RETURN_IF_ERROR(unpack(r, packed.final, (uint32_t)element, sums[i].final));
-    element += count_elements(&p->values.data[sums[i].final].type);
+    element += jpp_type_elements(&p->values.data[sums[i].final].type);
   }
   return NULL;
 }

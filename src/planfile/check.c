@@ -11,12 +11,7 @@ uint64_t jpp__planfile_hash(const unsigned char* bytes, size_t size) {
 }
 
 uint64_t jpp_planfile_host_bytes(const jpp_type_t* type) {
-  uint64_t bytes = jpp_dtype_bits(type->dtype) / 8;
-  for (uint32_t i = 0; i < type->ndim; ++i) {
-    if (!type->dims[i]) return 0;
-    bytes = jpp__bytes_multiply(bytes, (uint64_t)type->dims[i]);
-  }
-  return bytes;
+  return jpp__bytes_multiply(jpp_dtype_bits(type->dtype) / 8, jpp_type_elements(type));
 }
 
 static jpp_status_t* check_modules(const jpp_planfile_contents_t* contents) {

@@ -26,12 +26,6 @@ static uint32_t maker_of(const jpp_staged_t* staged, const jpp_task_t* task,
   return i;
 }
 
-static size_t count_elements(uint32_t rank, const int64_t* dims) {
-  size_t count = 1;
-  for (uint32_t i = 0; i < rank; ++i) count *= (size_t)dims[i];
-  return count;
-}
-
 // An element of an array of `count`.
 typedef struct element {
   uint32_t value;
@@ -46,8 +40,7 @@ static element_t unpack_element(const jpp_staged_t* staged, element_t of) {
   const jpp_op_t* pack = &staged->ops[staged->values[sum->inputs[1]].producer];
   for (uint32_t i = 0; i < pack->num_inputs; ++i) {
     of.value = pack->inputs[i];
-    const jpp_type_t* type = &staged->values[of.value].type;
-    of.count = count_elements(type->ndim, type->dims);
+    of.count = (size_t)jpp_type_elements(&staged->values[of.value].type);
     if (of.number < of.count) break;
     of.number -= of.count;
   }
@@ -99,11 +92,16 @@ static size_t element_bytes(const result_ref_t* ref) {
   return jpp_dtype_bits(ref->shape.dtype) / 8;
 }
 
+static size_t count_elements(const result_ref_t* ref) {
+  size_t count = 1;
+  for (uint32_t i = 0; i < ref->shape.rank; ++i) count *= (size_t)ref->shape.dims[i];
+  return count;
+}
+
 static jpp_status_t* check_elements(const result_ref_t* ref, char* data) {
   const jpp_runtime_t* runtime = ref->actor->runtime;
   jpp_dtype_t dtype = ref->shape.dtype;
-  size_t count = count_elements(ref->shape.rank, ref->shape.dims);
-  size_t width = element_bytes(ref);
+  size_t count = count_elements(ref), width = element_bytes(ref);
   JPP_RETURN_IF_ERROR(jpp_client_buffer_read(
       runtime->client, ref->actor->results[ref->device][ref->result], data,
       count * width));
@@ -127,8 +125,7 @@ static jpp_status_t* check_result(result_ref_t* ref) {
   JPP_RETURN_IF_ERROR(
       jpp_client_buffer_shape(ref->actor->runtime->client, buffer, &ref->shape));
   if (!jpp__dtype_is_floating(ref->shape.dtype)) return NULL;
-  size_t count = count_elements(ref->shape.rank, ref->shape.dims);
-  JPP_RETURN_IF_ERROR(jpp_alloc(count * element_bytes(ref), (void**)&data));
+  JPP_RETURN_IF_ERROR(jpp_alloc(count_elements(ref) * element_bytes(ref), (void**)&data));
   jpp_status_t* status = check_elements(ref, data);
   jpp_free(data);
   return status;

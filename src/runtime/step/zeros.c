@@ -6,11 +6,7 @@
 #include "runtime/step/state.h"
 
 static uint64_t host_bytes(const jpp_type_t* type) {
-  uint64_t bytes = (jpp_dtype_bits(type->dtype) + 7) / 8;
-  for (uint32_t i = 0; i < type->ndim; ++i) {
-    bytes = jpp__bytes_multiply(bytes, (uint64_t)type->dims[i]);
-  }
-  return bytes;
+  return jpp__bytes_multiply(jpp_dtype_bits(type->dtype) / 8, jpp_type_elements(type));
 }
 
 static jpp_status_t* describe_results(jpp_runtime_t* runtime, const jpp_task_t* task,

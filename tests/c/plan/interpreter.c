@@ -172,12 +172,8 @@ static uint64_t module_bits(const jpp_plan_t* plan, uint32_t id) {
   return mix_all(hash, plan->bindings[id].donated_to, task->num_inputs);
 }
 
-static size_t count_elements(const jpp_type_t* type) {
-  return (size_t)jpp_type_bytes(type) * 8 / jpp_dtype_bits(type->dtype);
-}
-
 static uint64_t* add_pack(machine_t* m, uint32_t value) {
-  size_t elements = count_elements(&m->plan->staged->values[value].type);
+  size_t elements = jpp_type_elements(&m->plan->staged->values[value].type);
   m->packs = realloc(m->packs, (m->num_packs + 1) * sizeof(*m->packs));
   m->packs[m->num_packs++] = calloc(elements + 1, sizeof(uint64_t));
   m->values[value] = m->num_packs;
@@ -185,7 +181,7 @@ static uint64_t* add_pack(machine_t* m, uint32_t value) {
 }
 
 static void add_lanes(const machine_t* m, uint32_t value, uint64_t* lanes) {
-  size_t elements = count_elements(&m->plan->staged->values[value].type);
+  size_t elements = jpp_type_elements(&m->plan->staged->values[value].type);
   uint64_t pack = m->values[value];
   for (size_t i = 0; pack && i < elements; ++i) lanes[i] += m->packs[pack - 1][i];
 }
@@ -198,7 +194,7 @@ static bool run_packed(machine_t* m, const jpp_op_t* op) {
     uint64_t* lanes = add_pack(m, op->first_output);
     for (uint32_t i = 0; i < op->num_inputs; ++i) {
       lanes[0] = m->values[op->inputs[i]];
-      lanes += count_elements(&staged->values[op->inputs[i]].type);
+      lanes += jpp_type_elements(&staged->values[op->inputs[i]].type);
     }
     return true;
   }
