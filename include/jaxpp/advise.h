@@ -50,14 +50,16 @@ typedef struct jpp_advise_search {
   // of the bytes of values on a device.
   const jpp_plan_t* like;
   const jpp_memory_limits_t* limits;  // NULL: none
-  const bool* offload;                // this and the next: as in jpp_plan_options_t
+  const bool* offload;                // as in jpp_plan_options_t
+  // As in jpp_plan_options_t, but only if no schedule fits without.
   const jpp_memory_limits_t* offload_over;
 } jpp_advise_search_t;
 
 // jpp_schedule_search() with limits on everything that the step keeps: it plans each
-// schedule that would be the best so far, and accepts it if its plan fits. `options`
-// gives all other settings; its accept and context are not read. JPP_OUT_OF_MEMORY names
-// the smallest limit under which one of the tried schedules would fit.
+// schedule that would be the best so far, and accepts it if its plan fits. The smallest
+// limits are tried last. `options` gives all other settings; its accept, context and
+// smallest are not read. JPP_OUT_OF_MEMORY names the smallest limit under which one of
+// the tried schedules would fit.
 JPP_API jpp_status_t* jpp_advise_search(const jpp_advise_search_t* step,
                                         const jpp_search_options_t* options,
                                         jpp_search_result_t* out_result) JPP_MUST_USE;

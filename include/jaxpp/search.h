@@ -34,6 +34,9 @@ typedef struct jpp_search_options {
   uint64_t seed;
   // Only schedules with whole backwards.
   bool whole_backwards;
+  // If `accept` refuses everything else, also tries schedules with the smallest limits
+  // under which they can run. They do little at once.
+  bool smallest;
   // May be NULL. Decides whether a schedule that would be the best so far is acceptable,
   // in addition to memory_limit or instead of it. Called on the caller's thread; its
   // error ends the search.
@@ -62,6 +65,7 @@ typedef struct jpp_search_result {
   uint64_t tried;
   // Of the ranks that would keep more than the limit; kept if there are none.
   jpp_activations_t activations;
+  bool offloads;  // only from jpp_advise_search()
   // The shortest makespans found if all ranks keep their activations, and if those which
   // cannot offload or recompute them; 0: none fits, or not tried. `accept` is not asked.
   double makespans[JPP_ACTIVATIONS_COUNT];

@@ -203,6 +203,7 @@ class SearchResult(
         int,
         str,
         tuple[float, float, float],
+        bool,
     ],
 ):
     __match_args__: Final = (
@@ -215,11 +216,14 @@ class SearchResult(
         "tried",
         "activations",
         "makespans",
+        "offloads",
     )
     @property
     def activations(self) -> str: ...
     @property
     def makespans(self) -> tuple[float, float, float]: ...
+    @property
+    def offloads(self) -> bool: ...
     @property
     def schedule(self) -> Schedule: ...
     @property

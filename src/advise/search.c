@@ -59,21 +59,40 @@ static jpp_status_t* explain_refusal(const acceptor_t* a, jpp_status_t* status) 
       (unsigned long long)candidates->smallest);
 }
 
-static jpp_status_t* search_under_limits(const jpp_advise_search_t* step, acceptor_t* a,
+// `smallest`: as in jpp_search_options_t.
+static jpp_status_t* search_under_limits(acceptor_t* a, bool smallest,
                                          jpp_search_result_t* out_result) {
-  uint32_t loops = step->graph->num_loops;
-  JPP_RETURN_IF_ERROR(
-      jpp__candidates_init(&a->candidates, step->graph, step->like, step->limits));
-  a->candidates.offload = step->offload;
-  a->candidates.offload_over = step->offload_over;
-  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(loops, &a->schedules));
-  for (uint32_t l = 0; l < loops; ++l) a->schedules[l] = step->schedules[l];
   jpp_search_options_t under_limits = *a->options;
-  under_limits.accept = step->limits ? accept_if_fits : NULL;
+  under_limits.accept = a->candidates.limits ? accept_if_fits : NULL;
+  under_limits.smallest = smallest;
   under_limits.progress = forward_progress;
   under_limits.poll = forward_poll;
   under_limits.context = a;
   return jpp_schedule_search(&under_limits, out_result);
+}
+
+static jpp_status_t* prepare(const jpp_advise_search_t* step, acceptor_t* a) {
+  uint32_t loops = step->graph->num_loops;
+  JPP_RETURN_IF_ERROR(
+      jpp__candidates_init(&a->candidates, step->graph, step->like, step->limits));
+  a->candidates.offload = step->offload;
+  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(loops, &a->schedules));
+  for (uint32_t l = 0; l < loops; ++l) a->schedules[l] = step->schedules[l];
+  return NULL;
+}
+
+static jpp_status_t* search_for_step(const jpp_advise_search_t* step, acceptor_t* a,
+                                     jpp_search_result_t* out_result) {
+  JPP_RETURN_IF_ERROR(prepare(step, a));
+  bool may_offload = step->limits && step->offload_over;
+  jpp_status_t* status = search_under_limits(a, !may_offload, out_result);
+  if (may_offload && status && jpp_status_code(status) == JPP_OUT_OF_MEMORY) {
+    jpp_status_free(status);
+    a->candidates.offload_over = step->offload_over;
+    status = search_under_limits(a, true, out_result);
+    out_result->offloads = !status;
+  }
+  return status ? explain_refusal(a, status) : NULL;
 }
 
 jpp_status_t* jpp_advise_search(const jpp_advise_search_t* step,
@@ -86,8 +105,7 @@ jpp_status_t* jpp_advise_search(const jpp_advise_search_t* step,
   JPP_RETURN_IF_ERROR(
       JPP_OPTIONS_COPY(jpp_search_options_t, host_bandwidth, options, &full));
   acceptor_t a = {.loop = step->loop, .options = &full};
-  jpp_status_t* status = search_under_limits(step, &a, out_result);
-  if (status) status = explain_refusal(&a, status);
+  jpp_status_t* status = search_for_step(step, &a, out_result);
   jpp__candidates_deinit(&a.candidates);
   jpp_free(a.schedules);
   return status;

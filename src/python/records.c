@@ -57,6 +57,7 @@ static PyStructSequence_Field kSearchResult[] = {
     {"tried", "how many schedules"},
     {"activations", "of ranks over the limit: \"kept\", \"offloaded\", \"recomputed\""},
     {"makespans", "the shortest found with each of these; 0: none fits, or not tried"},
+    {"offloads", "whether it fits only if ranks over their limits offload"},
     {NULL, NULL},
 };
 

@@ -329,7 +329,8 @@ PyObject* jpp_py_found_to_record(jpp_search_result_t* result) {
                        jpp_py_text(jpp_activations_name(result->activations)),
                        Py_BuildValue("(ddd)", makespans[JPP_ACTIVATIONS_KEPT],
                                      makespans[JPP_ACTIVATIONS_OFFLOADED],
-                                     makespans[JPP_ACTIVATIONS_RECOMPUTED]));
+                                     makespans[JPP_ACTIVATIONS_RECOMPUTED]),
+                       PyBool_FromLong(result->offloads));
 }
 
 static PyObject* schedule_search(PyObject* type, PyObject* args) {

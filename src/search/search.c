@@ -333,28 +333,44 @@ static bool is_search_over(const search_t* search) {
          search->result->makespan <= search->result->bound * (1 + 1e-9);
 }
 
-static jpp_status_t* try_placements(search_t* search) {
+// The placements and priorities that list schedules start from, by number.
+enum { kStarts = kPlacements * 8 };
+
+static void start_trial(search_t* search, uint32_t start) {
+  recipe_t* trial = &search->trial;
+  place_stages_by(search, (placement_t)(start % kPlacements), trial->stage_rank);
+  trial->split = start / kPlacements % 2 == 0 && !search->options->whole_backwards;
+  trial->forward_first = start / kPlacements / 2 % 2;
+  trial->early_first = start / kPlacements / 4 % 2;
+}
+
+static jpp_status_t* try_placements(search_t* search, uint32_t per_rank) {
   enum { kLevels = 6 };
-  uint32_t per_rank = (search->options->stages - 1) / search->options->ranks + 1;
   uint32_t levels = search->exceeds ? 2 * (kLevels + 1) : kLevels;
-  for (uint32_t n = 0; n < kPlacements * 8 * levels; ++n) {
+  for (uint32_t n = 0; n < kStarts * levels; ++n) {
     recipe_t* trial = &search->trial;
-    place_stages_by(search, (placement_t)(n % kPlacements), trial->stage_rank);
-    trial->split = n / kPlacements % 2 == 0 && !search->options->whole_backwards;
-    trial->forward_first = n / kPlacements / 2 % 2;
-    trial->early_first = n / kPlacements / 4 % 2;
+    start_trial(search, n % kStarts);
     uint64_t most = (uint64_t)per_rank * search->options->ranks;
-    uint32_t level = n / kPlacements / 8 % (kLevels + 1);
+    uint32_t level = n / kStarts % (kLevels + 1);
     set_limits(search, level < kLevels ? most * (level + 1) / 3 + per_rank : search->most,
                trial->limits);
     if (search->exceeds) {
-      trial->most_pending =
-          (uint32_t)search->most / 2 + n / kPlacements / 8 / (kLevels + 1);
+      trial->most_pending = (uint32_t)search->most / 2 + n / kStarts / (kLevels + 1);
       if (!trial->most_pending) trial->most_pending = 1;
       taper_limits(search, per_rank, trial);
     }
     JPP_RETURN_IF_ERROR(try_trial(search));
     if (search->result->schedule && is_search_over(search)) break;
+  }
+  return NULL;
+}
+
+// Tries the smallest limits with which a schedule can run.
+static jpp_status_t* try_smallest_limits(search_t* search, uint32_t per_rank) {
+  for (uint32_t start = 0; start < kStarts; ++start) {
+    start_trial(search, start);
+    set_limits(search, per_rank, search->trial.limits);
+    JPP_RETURN_IF_ERROR(try_trial(search));
   }
   return NULL;
 }
@@ -475,7 +491,11 @@ static jpp_status_t* prepare_search(search_t* search) {
 static jpp_status_t* run_search(search_t* search) {
   JPP_RETURN_IF_ERROR(prepare_search(search));
   JPP_RETURN_IF_ERROR(try_built_ins(search));
-  JPP_RETURN_IF_ERROR(try_placements(search));
+  uint32_t per_rank = (search->options->stages - 1) / search->options->ranks + 1;
+  JPP_RETURN_IF_ERROR(try_placements(search, per_rank));
+  if (!search->result->schedule && search->options->smallest) {
+    JPP_RETURN_IF_ERROR(try_smallest_limits(search, per_rank));
+  }
   if (search->result->schedule) return climb(search);
   if (search->options->accept) {
     return jpp_status_make(JPP_OUT_OF_MEMORY, "none of %llu schedules was accepted",

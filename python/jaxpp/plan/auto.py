@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import logging
 import os
 from collections.abc import Callable, Sequence
@@ -50,7 +49,7 @@ class Found:
     # The makespans that were expected with these numbers of stages, if `auto_stages` left the
     # number open.
     by_stages: dict[int, float] = dataclasses.field(default_factory=dict)
-    offloads: bool = False  # fits only with activations in pinned host memory
+    offloads: bool = False  # fits only if ranks over their limits offload activations
 
     def __str__(self) -> str:
         sizes = self.schedule.sizes()
@@ -78,7 +77,7 @@ class Found:
             times = (f"{n} stages {ms:.4g} ms" for n, ms in sorted(self.by_stages.items()))
             lines.append(f"expected before the stages were measured: {', '.join(times)}")
         if self.offloads:
-            lines.append("activations are offloaded; the times are those without their moves")
+            lines.append("ranks over their limits offload; the times are those without moves")
         if self.assumes:
             lines.append(self.assumes)
         return "\n".join(lines)
@@ -199,9 +198,8 @@ def _search(
     offload: bool | None,
 ) -> Found:
     costs, spreads = [stage[:3] for stage in measured], [stage[3:] for stage in measured]
-    parts = (graph.core, at, schedules, costs, limits, seconds)
     try:
-        found, offloads = offloaded_if_needed(functools.partial(like.search, *parts), offload)
+        found = like.search(graph.core, at, schedules, costs, limits, seconds, offload)
     except JaxppError as error:
         raise annotate(error, f"loop at {graph.loops[at].where}") from None
     return Found(
@@ -216,7 +214,7 @@ def _search(
         spreads,
         [],
         "",
-        offloads=offloads,
+        offloads=found.offloads,
     )
 
 

@@ -74,6 +74,37 @@ static void test_limits_are_kept(void** state) {
   assert_null(result.schedule);
 }
 
+static jpp_status_t* accept_least(void* context, const jpp_schedule_t* schedule,
+                                  bool* out_accept) {
+  uint32_t peaks[4];
+  (void)context;
+  ASSERT_OK(jpp_schedule_peak_microbatches(schedule, 4, peaks));
+  *out_accept = true;
+  for (uint32_t r = 0; r < 4; ++r) *out_accept = *out_accept && peaks[r] <= 2;
+  return NULL;
+}
+
+// One activation for each stage of a rank is the least with which a schedule can run.
+static void test_the_least_memory_is_found(void** state) {
+  (void)state;
+  for (uint32_t i = 0; i < 8; ++i) {
+    jpp_cost_t costs[8];
+    for (uint32_t s = 0; s < 8; ++s) {
+      costs[s] = (jpp_cost_t){1 + i * s % 7, 1 + i * s % 5, 1 + i * s % 3};
+    }
+    jpp_search_result_t result =
+        search((jpp_search_options_t){.struct_size = sizeof(jpp_search_options_t),
+                                      .stages = 8,
+                                      .ranks = 4,
+                                      .microbatches = 6,
+                                      .costs = costs,
+                                      .seconds = 0,
+                                      .accept = accept_least,
+                                      .smallest = true});
+    jpp_schedule_destroy(result.schedule);
+  }
+}
+
 static void test_every_size_is_served(void** state) {
   (void)state;
   for (uint32_t n = 0; n < 4 * 4 * 3; ++n) {
@@ -279,6 +310,7 @@ int main(void) {
       cmocka_unit_test(test_a_search_has_an_end),
       cmocka_unit_test(test_uneven_stages_are_beaten),
       cmocka_unit_test(test_limits_are_kept),
+      cmocka_unit_test(test_the_least_memory_is_found),
       cmocka_unit_test(test_half_the_memory_costs_little_time),
       cmocka_unit_test(test_a_slow_link_is_not_used),
       cmocka_unit_test(test_every_size_is_served),

@@ -114,8 +114,8 @@ def test_an_impossible_limit_says_what_would_do() -> None:
     assert "mistakes.py:" in text
     assert "4 stages on 2 ranks with 8 microbatches that takes at most 100 bytes" in text
     least = int(text.split("smallest takes ")[1].split(" ")[0])
-    # On a loaded machine, the same time would not try as much.
-    auto = jaxpp.Auto(memory_limit=least, seconds=2)
+    # Costs are measured again, but that memory suffices whatever they are.
+    auto = jaxpp.Auto(memory_limit=least, seconds=0.1)
     step_of(auto)(*args)
     assert auto.found is not None and max(auto.found.peak_bytes) <= least
 
