@@ -128,6 +128,8 @@ jpp_status_t* jpp__trace_allocate(jpp_runtime_t* runtime) {
   }
   JPP_RETURN_IF_ERROR(
       JPP_ARENA_ARRAY(&runtime->arena, registers, &tracer->register_ends));
+  JPP_RETURN_IF_ERROR(
+      JPP_ARENA_ARRAY(&runtime->arena, runtime->plan->ranks, &tracer->heads));
   return JPP_ARENA_ARRAY(&runtime->arena, messages, &tracer->message_ends);
 }
 
@@ -217,7 +219,7 @@ typedef struct walk {
   int64_t idle_since;  // when the device had finished the previous step
 } walk_t;
 
-// When the device could begin, given when each register was filled.
+// When the rank could begin, given when each register was filled.
 static int64_t find_run_start(const walk_t* walk, const jpp_actor_instr_t* instr) {
   const jpp_trace_run_t* run = &walk->runs[instr->run];
   int64_t start = later(run->issued, instr->run ? run[-1].end : walk->idle_since);
@@ -289,6 +291,48 @@ static void follow_actors(jpp_runtime_t* runtime, jpp_step_trace_t* step, bool s
   }
 }
 
+static bool share_device(const jpp_runtime_t* runtime, uint32_t a, uint32_t b) {
+  const jpp_actor_t* actors = runtime->actors;
+  return actors[a].devices[0] == actors[b].devices[0];
+}
+
+// Of the runs of all ranks on the rank's devices, the one that ended next; NULL after the
+// last one. `heads` counts the runs of each rank that were returned.
+static jpp_trace_run_t* next_on_device(const jpp_runtime_t* runtime,
+                                       const jpp_step_trace_t* step, uint32_t rank,
+                                       uint32_t* heads) {
+  jpp_trace_run_t* next = NULL;
+  for (uint32_t r = rank; r < runtime->plan->ranks; ++r) {
+    if (heads[r] == runtime->actors[r].num_runs || !share_device(runtime, r, rank)) {
+      continue;
+    }
+    jpp_trace_run_t* run = &step->actors[r].runs[heads[r]];
+    if (!next || run->end < next->end) next = run;
+  }
+  if (next) ++heads[next->rank];
+  return next;
+}
+
+// A client that queues runs executes those of a device one at a time, whichever of the
+// device's ranks they belong to.
+static void wait_for_devices(jpp_runtime_t* runtime, jpp_step_trace_t* step) {
+  uint32_t* heads = runtime->tracer.heads;
+  const jpp_step_trace_t* before = trace_of(&runtime->tracer, step->trace.step - 1);
+  for (uint32_t r = 0; r < runtime->plan->ranks; ++r) heads[r] = 0;
+  for (uint32_t r = 0; r < runtime->plan->ranks; ++r) {
+    int64_t idle_since = 0;
+    for (uint32_t o = r; before && o < runtime->plan->ranks; ++o) {
+      if (!share_device(runtime, o, r)) continue;
+      idle_since = later(idle_since, before->actors[o].last_end - step->trace.start);
+    }
+    for (jpp_trace_run_t* run; (run = next_on_device(runtime, step, r, heads));) {
+      int64_t start = later(run->start, idle_since);
+      run->start = start < run->end ? start : run->end;
+      idle_since = later(idle_since, run->end);
+    }
+  }
+}
+
 void jpp__trace_finish(jpp_runtime_t* runtime, jpp_step_t* step, bool success) {
   jpp_step_trace_t* found = step->trace;
   if (success) {
@@ -299,6 +343,7 @@ void jpp__trace_finish(jpp_runtime_t* runtime, jpp_step_t* step, bool success) {
     }
     follow_actors(runtime, found, false);
     follow_actors(runtime, found, true);
+    if (!jpp_client_info(runtime->client)->runs_in_call) wait_for_devices(runtime, found);
   }
   if (found->observed) end_observed_step(success ? &found->trace : NULL);
   found->complete = success;

@@ -58,6 +58,31 @@ static void test_runs_follow_their_arguments(void** state) {
   model_destroy(model);
 }
 
+// Ranks take turns on a device that they share: a run begins when the previous one of any
+// of them has ended.
+static void test_runs_on_a_device_follow_each_other(void** state) {
+  (void)state;
+  char* text = model_chain(4, 4, 4);
+  model_options_t options = {
+      .schedule = "1f1b", .device_threads = 1, .latency_us = 500, .ranks_per_device = 2};
+  model_t* model = model_create(text, options);
+  free(text);
+  float numbers[kOutputs];
+  jpp_runtime_set_tracing(model->runtime, true);
+  for (int step = 0; step < 2; ++step) model_run(model, numbers);
+  const jpp_trace_t* trace = jpp_runtime_last_trace(model->runtime);
+  for (uint64_t i = 0; i < trace->num_runs; ++i) {
+    const jpp_trace_run_t* a = &trace->runs[i];
+    assert_true(0 <= a->start && a->issued <= a->start && a->start <= a->end);
+    for (uint64_t k = 0; k < i; ++k) {
+      const jpp_trace_run_t* b = &trace->runs[k];
+      if (a->rank / 2 != b->rank / 2) continue;
+      assert_true(a->start >= b->end || b->start >= a->end);
+    }
+  }
+  model_destroy(model);
+}
+
 static void test_a_trace_stays_until_the_next_traced_step(void** state) {
   (void)state;
   model_t* model = traced_model("1f1b");
@@ -332,6 +357,7 @@ int main(void) {
       cmocka_unit_test(test_runs_follow_their_arguments),
       cmocka_unit_test(test_costs_are_those_of_the_device),
       cmocka_unit_test(test_costs_of_a_trial),
+      cmocka_unit_test(test_runs_on_a_device_follow_each_other),
       cmocka_unit_test(test_a_trace_stays_until_the_next_traced_step),
       cmocka_unit_test(test_json_has_every_run),
       cmocka_unit_test(test_pictures),
