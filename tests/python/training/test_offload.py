@@ -92,7 +92,7 @@ def test_the_first_rank_keeps_one_microbatch() -> None:
 
 
 def test_a_limit_chooses_it() -> None:
-    args, mesh = (weights(4), batch()), mesh_of(4, {})
+    args, mesh = (weights(4), batch()), mesh_of(4, {}, sharing=1)
 
     def peak(**options: Any) -> int:
         step = make_step(jaxpp.Std1F1B(4), 4, mesh, **options)
@@ -133,7 +133,8 @@ def test_saved_and_loaded(tmp_path: pathlib.Path) -> None:
 
 def test_auto_offloads_if_no_schedule_fits_otherwise() -> None:
     def auto(**options: Any) -> Any:
-        return make_step(jaxpp.Auto(seconds=0.1), 5, mesh_of(4, {}), **options)
+        mesh = mesh_of(4, {}, sharing=1)
+        return make_step(jaxpp.Auto(seconds=0.1), 5, mesh, **options)
 
     arguments = weights(5), batch()  # `Auto` has a mark for each stage: four
     with pytest.raises(jaxpp.JaxppError, match="the smallest takes") as raised:
