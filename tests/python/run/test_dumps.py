@@ -13,7 +13,7 @@ import pytest
 
 import jaxpp.api as jaxpp
 import mistakes as m
-from equality import make_mesh
+from equality import make_mesh, mesh_of
 
 JIT = jaxpp.mpmd_jit_with_loop
 TWO = jaxpp.Std1F1B(2)
@@ -158,7 +158,8 @@ def test_trace_of_a_step() -> None:
 
 
 def test_prediction_of_a_traced_step(tmp_path: pathlib.Path, command: str) -> None:
-    step = JIT(m.training_step(FOUR), make_mesh(4), donate_argnums=0)
+    mesh = mesh_of(4, {}, sharing=1)  # ranks of several processes cannot share a device
+    step = JIT(m.training_step(FOUR), mesh, donate_argnums=0)
     compiled = step.compile(m.params(4), m.batch(4))
     with pytest.raises(jaxpp.JaxppError, match="no step has been traced; call set_tracing"):
         compiled.predict()
@@ -181,9 +182,7 @@ def test_prediction_of_a_traced_step(tmp_path: pathlib.Path, command: str) -> No
     # With calls of 1 s each: every rank makes at least eight calls.
     assert compiled.predict(call=1e3, steps=2).makespan > 8e3
     assert compiled.predict(processes=4, latency=1e3).makespan > 6e3
-    other = JIT(m.training_step(jaxpp.ZeroBubble(4)), make_mesh(4)).compile(
-        m.params(4), m.batch(4)
-    )
+    other = JIT(m.training_step(jaxpp.ZeroBubble(4)), mesh).compile(m.params(4), m.batch(4))
     with pytest.raises(jaxpp.JaxppError, match="found none of bwd_i_"):
         other.predict([compiled.trace_json()])
 
