@@ -65,7 +65,8 @@ typedef struct jpp_search_result {
   uint64_t tried;
   // Of the ranks that would keep more than the limit; kept if there are none.
   jpp_activations_t activations;
-  bool offloads;  // only from jpp_advise_search()
+  // From jpp_advise_search(): whether it fits only if ranks over their limits offload.
+  bool offloads;
   // The shortest makespans found if all ranks keep their activations, and if those which
   // cannot offload or recompute them; 0: none fits, or not tried. `accept` is not asked.
   double makespans[JPP_ACTIVATIONS_COUNT];

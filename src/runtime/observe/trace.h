@@ -42,7 +42,7 @@ typedef struct jpp_tracer {
   uint64_t last;            // the last traced step that is done; 0: none
   int64_t* message_ends;    // [messages of all channels]
   int64_t* register_ends;   // [registers of the largest program]
-  uint32_t* heads;          // [ranks]
+  uint32_t* heads;          // [ranks] runs of each that a walk by device has visited
 } jpp_tracer_t;
 
 jpp_status_t* jpp__trace_allocate(jpp_runtime_t* runtime) JPP_MUST_USE;
