@@ -207,10 +207,11 @@ typedef struct jpp_trace_run {
   uint32_t task;        // staged task id
   uint32_t microbatch;  // JPP_NONE outside loops
   int64_t issued;       // the call was made
-  int64_t start;  // when the device could begin: the run was issued, its arguments exist,
-                  // and the previous run of the actor is done; with a client that queues
-                  // runs, that of any actor on the same devices
-  int64_t end;    // results exist
+  // When the device could begin: the run was issued, its arguments exist, and the device
+  // has finished its previous run. If programs run inside calls, actors that share a
+  // device do not wait for each other.
+  int64_t start;
+  int64_t end;  // results exist
 } jpp_trace_run_t;
 
 typedef struct jpp_trace {

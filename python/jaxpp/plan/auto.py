@@ -22,7 +22,6 @@ __all__ = [
     "best_cut",
     "find_schedules",
     "is_auto",
-    "offloaded_if_needed",
     "trial_length",
 ]
 
@@ -166,25 +165,6 @@ def shared_cores(mesh: MpmdMesh) -> str:
         f"each task was measured alone, but {len(devices)} devices share {cores} cores, so a "
         "step takes longer than shown"
     )
-
-
-_T = TypeVar("_T")
-
-
-def offloaded_if_needed(
-    plan: Callable[[bool | None], _T], offload: bool | None
-) -> tuple[_T, bool]:
-    """What `plan` returns without or with offloading, and which it was. `offload` is the step's
-    option; None: only if memory does not suffice without, and on ranks over their limits."""
-    try:
-        return plan(bool(offload)), bool(offload)
-    except JaxppError as error:
-        if error.code != "out-of-memory" or offload is not None:
-            raise
-        try:
-            return plan(None), True
-        except JaxppError:
-            raise error from None
 
 
 def _search(

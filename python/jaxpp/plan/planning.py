@@ -30,13 +30,7 @@ from jaxpp.jax_internals.arrays import broadcast_prefix
 from jaxpp.jax_internals.jaxprs import discharged, drop_unused
 from jaxpp.mesh import MpmdMesh, MpmdSharding, Ranks, memory_of
 from jaxpp.plan.advice import Step, layout_advice, warn_of_unparted
-from jaxpp.plan.auto import (
-    best_cut,
-    find_schedules,
-    is_auto,
-    offloaded_if_needed,
-    trial_length,
-)
+from jaxpp.plan.auto import best_cut, find_schedules, is_auto, trial_length
 from jaxpp.plan.carried import carried
 from jaxpp.plan.planned import Traced
 from jaxpp.plan.sharding import Specs, StepShardings
@@ -593,6 +587,20 @@ class _Draft:
         return self.call.plan(graph, schedules, borrowed, None, once, offload=False)
 
 
+def _offloaded_if_needed(plan: Callable[[bool | None], Traced], offload: bool | None) -> Traced:
+    """What `plan` returns without or with offloading. `offload` is the step's option; None:
+    only if memory does not suffice without, and on ranks over their limits."""
+    try:
+        return plan(bool(offload))
+    except JaxppError as error:
+        if error.code != "out-of-memory" or offload is not None:
+            raise
+        try:
+            return plan(None)
+        except JaxppError:
+            raise error from None
+
+
 def _draft(
     fun: Callable[..., Any], signature: Signature, call: Call, options: Options, cut: Cut
 ) -> _Draft:
@@ -643,7 +651,7 @@ def trace_step(
         found.plan.check_host_limit(options.host_limits)
         return found
 
-    traced, _ = offloaded_if_needed(plan_within_limits, options.offload)
+    traced = _offloaded_if_needed(plan_within_limits, options.offload)
     line = definition_line(fun)
     step = Step(f"step {traced_call.name} at {line}", line, options.mesh.lowering_mesh())
     found_advice = [

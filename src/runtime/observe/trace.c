@@ -216,13 +216,12 @@ typedef struct walk {
   jpp_trace_run_t* runs;
   int64_t* message_ends;
   int64_t* register_ends;
-  int64_t idle_since;  // when the device had finished the previous step
 } walk_t;
 
-// When the rank could begin, given when each register was filled.
+// When the run was issued and its arguments existed, given when each register was filled.
 static int64_t find_run_start(const walk_t* walk, const jpp_actor_instr_t* instr) {
   const jpp_trace_run_t* run = &walk->runs[instr->run];
-  int64_t start = later(run->issued, instr->run ? run[-1].end : walk->idle_since);
+  int64_t start = run->issued;
   for (uint32_t i = 0; i < instr->num_args; ++i) {
     start = later(start, walk->register_ends[instr->operands[i]]);
   }
@@ -279,14 +278,11 @@ static jpp_step_trace_t* trace_of(const jpp_tracer_t* tracer, uint64_t step) {
 }
 
 static void follow_actors(jpp_runtime_t* runtime, jpp_step_trace_t* step, bool starts) {
-  const jpp_step_trace_t* before = trace_of(&runtime->tracer, step->trace.step - 1);
   for (uint32_t r = 0; r < runtime->plan->ranks; ++r) {
-    walk_t walk = {
-        .actor = &runtime->actors[r],
-        .runs = step->actors[r].runs,
-        .message_ends = runtime->tracer.message_ends,
-        .register_ends = runtime->tracer.register_ends,
-        .idle_since = before ? before->actors[r].last_end - step->trace.start : 0};
+    walk_t walk = {.actor = &runtime->actors[r],
+                   .runs = step->actors[r].runs,
+                   .message_ends = runtime->tracer.message_ends,
+                   .register_ends = runtime->tracer.register_ends};
     follow_registers(&walk, starts);
   }
 }
@@ -314,7 +310,8 @@ static jpp_trace_run_t* next_on_device(const jpp_runtime_t* runtime,
 }
 
 // A client that queues runs executes those of a device one at a time, whichever of the
-// device's ranks they belong to.
+// device's ranks they belong to. One that runs programs inside calls has finished a
+// rank's previous run when the next one is issued.
 static void wait_for_devices(jpp_runtime_t* runtime, jpp_step_trace_t* step) {
   uint32_t* heads = runtime->tracer.heads;
   const jpp_step_trace_t* before = trace_of(&runtime->tracer, step->trace.step - 1);

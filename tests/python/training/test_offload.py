@@ -142,6 +142,8 @@ def test_auto_offloads_if_no_schedule_fits_otherwise() -> None:
     # Without offloading, only a schedule that runs one microbatch at a time needs no more.
     least = int(str(raised.value).split("smallest takes ")[1].split()[0])
     expected = bits(auto()(*arguments))
+    with pytest.raises(jaxpp.JaxppError, match="the smallest takes"):
+        auto(memory_limit=least - 1, offload=False)(*arguments)
     step = auto(memory_limit=least)
     compiled = step.compile(*arguments)
     assert bits(compiled(*arguments)) == expected
