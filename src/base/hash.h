@@ -10,10 +10,12 @@
 // The hash of no bytes.
 #define JPP_HASH_START UINT64_C(0xcbf29ce484222325)
 
+#define JPP_HASH_FACTOR UINT64_C(0x100000001b3)
+
 // Extends a hash by more bytes.
 static inline uint64_t jpp__hash_bytes(uint64_t hash, const void* bytes, size_t size) {
   for (size_t i = 0; i < size; ++i) {
-    hash = (hash ^ ((const unsigned char*)bytes)[i]) * UINT64_C(0x100000001b3);
+    hash = (hash ^ ((const unsigned char*)bytes)[i]) * JPP_HASH_FACTOR;
   }
   return hash;
 }

@@ -16,6 +16,7 @@ static jpp_status_t* prepare_registers(jpp_checker_t* c) {
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&c->scratch, most, &c->before));
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&c->scratch, most, &c->next_of));
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&c->scratch, most, &c->previous_of));
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&c->scratch, JPP_CHECK_PAIRED, &c->paired));
   return JPP_ARENA_ARRAY(&c->scratch, most, &c->handed);
 }
 

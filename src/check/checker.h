@@ -54,6 +54,15 @@ typedef struct jpp_last_read {
   bool twice;      // as two of its args
 } jpp_last_read_t;
 
+// Operands that were found to be others after a renaming of registers.
+typedef struct jpp_paired_lists {
+  uint32_t from, to;  // the first operand of each list
+  uint32_t count;
+} jpp_paired_lists_t;
+
+// A prime, because the lists of successive runs are at equal distances.
+enum { JPP_CHECK_PAIRED = 4093 };
+
 typedef struct jpp_checker {
   const jpp_plan_t* plan;
   const jpp_staged_t* staged;
@@ -75,6 +84,7 @@ typedef struct jpp_checker {
   jpp_last_read_t* reads;
   jpp_content_t* before;
   uint32_t *next_of, *previous_of;
+  jpp_paired_lists_t* paired;  // [JPP_CHECK_PAIRED]
   uint8_t* handed;
   bool walks_all;     // visits repetitions too
   uint64_t repeated;  // number of instructions that the walks did not visit
@@ -91,6 +101,7 @@ typedef struct jpp_period {
   uint64_t live_before[JPP_MEMORY_COUNT];
   uint32_t* next_of;      // [num_registers] the register in its place; JPP_NONE: unknown
   uint32_t* previous_of;  // [num_registers] the inverse
+  jpp_paired_lists_t* paired;  // [JPP_CHECK_PAIRED] by `from`, the one found last
 } jpp_period_t;
 
 // One actor's walk.

@@ -85,7 +85,8 @@ void jpp__walk_find_period(jpp_walk_t* w) {
   *p = (jpp_period_t){.next = JPP_NONE,
                       .before = w->c->before,
                       .next_of = w->c->next_of,
-                      .previous_of = w->c->previous_of};
+                      .previous_of = w->c->previous_of,
+                      .paired = w->c->paired};
   if (!graph->num_loops || w->c->walks_all) return;
   for (uint32_t l = 1; l < graph->num_loops; ++l) {
     if (graph->loops[l].microbatches > graph->loops[p->loop].microbatches) p->loop = l;
@@ -180,6 +181,21 @@ static bool moves_on(const jpp_walk_t* w, const jpp_instr_t* instr) {
          staged->values[value].loop == w->period.loop;
 }
 
+// Lets the `count` registers from operand `to` on take the places of those from operand
+// `from` on, unless the states forbid it. Many instructions share their operands.
+static bool pair_lists(const jpp_walk_t* w, uint32_t from, uint32_t to, uint32_t count) {
+  const uint32_t* operands = w->program->operands;
+  jpp_paired_lists_t* known = &w->period.paired[from % JPP_CHECK_PAIRED];
+  if (known->count == count && known->from == from && known->to == to) return true;
+  for (uint32_t i = 0; i < count; ++i) {
+    uint32_t old = operands[from + i], now = operands[to + i];
+    if (w->period.next_of[old] == now && now != JPP_NONE) continue;
+    if (!pair_registers(w, old, now)) return false;
+  }
+  *known = (jpp_paired_lists_t){.from = from, .to = to, .count = count};
+  return true;
+}
+
 // Whether instruction `at` is the one at - length again, renamed as those before it.
 static bool is_renamed(const jpp_walk_t* w, uint32_t at) {
   const jpp_program_t* program = w->program;
@@ -195,13 +211,7 @@ static bool is_renamed(const jpp_walk_t* w, uint32_t at) {
               !memcmp(values + instr->first_value, values + later->first_value,
                       count * sizeof(*values));
   if (!same || !moves_on(w, instr)) return false;
-  const uint32_t* from = program->operands + instr->first_operand;
-  const uint32_t* to = program->operands + later->first_operand;
-  for (uint32_t i = 0; i < count; ++i) {
-    if (w->period.next_of[from[i]] == to[i] && to[i] != JPP_NONE) continue;
-    if (!pair_registers(w, from[i], to[i])) return false;
-  }
-  return true;
+  return pair_lists(w, instr->first_operand, later->first_operand, count);
 }
 
 // Counts an instruction that is proved.
@@ -272,6 +282,7 @@ static uint32_t count_proved(const jpp_walk_t* w) {
   if (began || memcmp(p->live_before, w->live, sizeof(w->live)) != 0) return 0;
   memset(p->next_of, 0xff, registers * sizeof(*p->next_of));
   memset(p->previous_of, 0xff, registers * sizeof(*p->previous_of));
+  memset(p->paired, 0, JPP_CHECK_PAIRED * sizeof(*p->paired));
   while (at < p->end && is_renamed(w, at)) ++at;
   uint32_t times = p->length ? (at - w->at) / p->length : 0;
   return times && pair_rest(w) ? times : 0;

@@ -1,10 +1,13 @@
 // Turns drafts into programs in one pass over each: adds deletions after last uses,
-// assigns real registers (the most recently freed one first) and finds the peak in bytes.
-// Instructions share lists of equal operands: all runs of a task have the same values,
-// and many the same registers.
+// assigns real registers and finds the peak in bytes.
+//
+// Instructions share lists of equal operands. All runs of a task have the same values.
+// So that many have the same registers, too, each value has registers of its own, of
+// which the one freed last is taken first: the results of a run then take the registers
+// that the results of an earlier run had, in the same order.
 //
 // The omitted repetitions (repeat.c) need no walk. Which register is taken depends only
-// on the stack of free ones, and every repetition pushes and pops as the one before it.
+// on the stacks of free ones, and every repetition pushes and pops as the one before it.
 // So if the ends of the first two repetitions differ only in the names of registers, each
 // further repetition is the one before it with its registers renamed in the same way.
 #include <string.h>
@@ -12,11 +15,24 @@
 #include "base/hash.h"
 #include "program/builder.h"
 
-enum { kKnownLists = 4096 };  // a power of two
+// A prime, because the lists of successive runs are at equal distances.
+enum { kKnownLists = 4093 };
 
 typedef struct operand_list {
   uint32_t first, count;
 } operand_list_t;
+
+// A list of operands, and the first one of the list that the next repetition has for it.
+typedef struct renamed_list {
+  operand_list_t list;
+  uint32_t next_first;
+} renamed_list_t;
+
+// The registers of a value.
+typedef struct register_pool {
+  uint32_t newest_free;  // the one freed last; JPP_NONE: none is free
+  bool any;              // the value has a register
+} register_pool_t;
 
 // One for all ranks, because most of their lists are equally long.
 typedef struct finisher {
@@ -24,16 +40,19 @@ typedef struct finisher {
   jpp_rank_draft_t* draft;
   const jpp_repetition_t* repetition;
   size_t first_repeated;    // the first instruction of the second repetition
-  jpp_u32_vec_t free_then;  // `free` before that
+  jpp_u32_vec_t free_then;  // list_free() before that
+  jpp_u32_vec_t free_now;   // list_free() after the last instruction of that repetition
   jpp_u32_vec_t reg;        // [virtuals] its real register
-  jpp_u32_vec_t free;       // registers that can be reused
-  uint32_t num_registers;
+  register_pool_t* pools;   // [values]
+  jpp_u32_vec_t pooled;     // values that have a register
+  jpp_u32_vec_t next_free;  // [registers] of the same value, freed before it; or JPP_NONE
   JPP_VEC(jpp_instr_t) instrs;
   jpp_u32_vec_t operands;
   jpp_u32_vec_t operand_values;
   operand_list_t* known_operands;  // [kKnownLists] by hash, the newest list of each
   operand_list_t* known_values;
-  jpp_u32_vec_t dead;  // virtuals that die after the current instruction
+  renamed_list_t* known_renamed;  // [kKnownLists] by the first operand
+  jpp_u32_vec_t dead;             // virtuals that die after the current instruction
   uint64_t live_bytes[JPP_MEMORY_COUNT];
   jpp_program_t* program;
 } finisher_t;
@@ -46,13 +65,25 @@ static uint64_t bytes_of(const finisher_t* f, uint32_t id) {
   return f->b->value_bytes[virtual_at(f, id)->value];
 }
 
-static void take_register(finisher_t* f, uint32_t id) {
-  bool reused = f->free.count > 0;
-  f->reg.data[id] = reused ? f->free.data[--f->free.count] : f->num_registers++;
+static jpp_status_t* take_register(finisher_t* f, uint32_t id) {
+  uint32_t value = virtual_at(f, id)->value;
+  register_pool_t* pool = &f->pools[value];
+  if (pool->newest_free != JPP_NONE) {
+    f->reg.data[id] = pool->newest_free;
+    pool->newest_free = f->next_free.data[pool->newest_free];
+    return NULL;
+  }
+  if (!pool->any) JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(&f->pooled, value));
+  pool->any = true;
+  f->reg.data[id] = (uint32_t)f->next_free.count;
+  return JPP_VEC_PUSH(&f->next_free, JPP_NONE);
 }
 
-static jpp_status_t* release_register(finisher_t* f, uint32_t id) {
-  return JPP_VEC_PUSH(&f->free, f->reg.data[id]);
+// Gives the register of `id` to the pool of `value`.
+static void release_register(finisher_t* f, uint32_t id, uint32_t value) {
+  register_pool_t* pool = &f->pools[value];
+  f->next_free.data[f->reg.data[id]] = pool->newest_free;
+  pool->newest_free = f->reg.data[id];
 }
 
 static jpp_status_t* add_live(finisher_t* f, jpp_memory_t memory, uint64_t bytes) {
@@ -96,12 +127,11 @@ static jpp_status_t* push_operands(finisher_t* f, const uint32_t* ids, size_t co
   return NULL;
 }
 
-// A few of the ids distinguish most lists.
-static uint64_t hash_list(const uint32_t* ids, uint32_t count) {
-  uint32_t stride = count / 8 + 1;
-  uint64_t hash = jpp__hash_u64(JPP_HASH_START, count);
-  for (uint32_t i = 0; i < count; i += stride) hash = jpp__hash_u64(hash, ids[i]);
-  return hash;
+// FNV-1a over whole ids, of which the upper half is mixed well.
+static uint32_t hash_list(const uint32_t* ids, uint32_t count) {
+  uint64_t hash = JPP_HASH_START;
+  for (uint32_t i = 0; i < count; ++i) hash = (hash ^ ids[i]) * JPP_HASH_FACTOR;
+  return (uint32_t)(hash >> 32);
 }
 
 // If an equal list is known, removes the list that begins at *first from the end of `ids`
@@ -109,7 +139,8 @@ static uint64_t hash_list(const uint32_t* ids, uint32_t count) {
 static void share_list(jpp_u32_vec_t* ids, operand_list_t* known, uint32_t* first) {
   operand_list_t list = {.first = *first, .count = (uint32_t)ids->count - *first};
   if (!list.count) return;
-  operand_list_t* at = &known[hash_list(ids->data + *first, list.count) % kKnownLists];
+  operand_list_t* at =
+      &known[hash_list(ids->data + list.first, list.count) % kKnownLists];
   bool equal =
       at->count == list.count && !memcmp(ids->data + at->first, ids->data + list.first,
                                          list.count * sizeof(*ids->data));
@@ -157,20 +188,27 @@ static jpp_status_t* delete_dead(finisher_t* f) {
   bool shared = share_part(f, &instr);
   for (size_t i = 0; i < f->dead.count; ++i) {
     uint32_t id = f->dead.data[i];
-    JPP_RETURN_IF_ERROR(release_register(f, id));
+    release_register(f, id, virtual_at(f, id)->value);
     f->live_bytes[virtual_at(f, id)->memory] -= bytes_of(f, id);
   }
   f->dead.count = 0;
   return shared ? JPP_VEC_PUSH(&f->instrs, instr) : push_instr(f, instr);
 }
 
-// Ends the life of an operand; a result takes over the memory of a donated arg.
+// Ends the life of operand `index`. An accumulator's initial value leaves its register to
+// the sums, as every other state does, so that the first microbatch is like the others.
 static jpp_status_t* retire_operand(finisher_t* f, const jpp_instr_t* instr,
-                                    uint32_t index, uint32_t id) {
-  bool arg_of_run = instr->kind == JPP_INSTR_RUN && index < instr->num_args;
-  bool donated =
-      arg_of_run && f->b->bindings[instr->target].donated_to[index] != JPP_NONE;
-  return donated ? release_register(f, id) : JPP_VEC_PUSH(&f->dead, id);
+                                    const uint32_t* ids, uint32_t index) {
+  uint32_t output = JPP_NONE;
+  if (instr->kind == JPP_INSTR_RUN && index < instr->num_args) {
+    output = f->b->bindings[instr->target].donated_to[index];
+  }
+  if (output == JPP_NONE) return JPP_VEC_PUSH(&f->dead, ids[index]);
+  uint32_t from = virtual_at(f, ids[index])->value;
+  uint32_t to = virtual_at(f, ids[instr->num_args + output])->value;
+  bool state = f->b->staged->scopes[to] == JPP_SCOPE_STATE;
+  release_register(f, ids[index], state ? to : from);
+  return NULL;
 }
 
 static uint64_t bytes_taken_over(const finisher_t* f, const jpp_instr_t* instr,
@@ -197,7 +235,7 @@ static jpp_status_t* finish_instr(finisher_t* f, uint32_t at,
                        .num_results = jpp__instr_num_results(f->b, draft)};
   uint32_t count = instr.num_args + instr.num_results;
   for (uint32_t i = instr.num_args; i < count; ++i) {
-    take_register(f, ids[i]);
+    JPP_RETURN_IF_ERROR(take_register(f, ids[i]));
     JPP_RETURN_IF_ERROR(add_live_register(f, ids[i]));
   }
   JPP_RETURN_IF_ERROR(push_operands(f, ids, count));
@@ -208,7 +246,7 @@ static jpp_status_t* finish_instr(finisher_t* f, uint32_t at,
     bool unused_result = i >= instr.num_args && v->last_use == JPP_NONE;
     bool last = i < instr.num_args && v->last_use == at;
     if ((!unused_result && !last) || is_kept(f, ids[i])) continue;
-    JPP_RETURN_IF_ERROR(retire_operand(f, &instr, i, ids[i]));
+    JPP_RETURN_IF_ERROR(retire_operand(f, &instr, ids, i));
   }
   JPP_RETURN_IF_ERROR(push_instr(f, instr));
   return delete_dead(f);
@@ -216,18 +254,35 @@ static jpp_status_t* finish_instr(finisher_t* f, uint32_t at,
 
 // --- Omitted repetitions --------------------------------------------------------------
 
+// Sets `free` to the stacks of free registers, one value after the other: each with the
+// register freed last first, and JPP_NONE at its end.
+static jpp_status_t* list_free(const finisher_t* f, jpp_u32_vec_t* free) {
+  free->count = 0;
+  JPP_RETURN_IF_ERROR(JPP_VEC_RESERVE(free, f->pooled.count + f->next_free.count));
+  for (size_t i = 0; i < f->pooled.count; ++i) {
+    uint32_t reg = f->pools[f->pooled.data[i]].newest_free;
+    for (; reg != JPP_NONE; reg = f->next_free.data[reg]) free->data[free->count++] = reg;
+    free->data[free->count++] = JPP_NONE;
+  }
+  return NULL;
+}
+
 // Maps each register at the end of the first repetition to the one in its place at the
 // end of the second. Free registers succeed those at the same height of the stack, and
 // registers that are not used again keep their names.
 static jpp_status_t* map_registers(const finisher_t* f, uint32_t* next) {
-  if (f->free.count != f->free_then.count) {
-    return jpp_status_make(JPP_INTERNAL_ERROR,
-                           "a repetition begins with %zu free registers, the next with "
-                           "%zu",
-                           f->free_then.count, f->free.count);
+  bool same = f->free_now.count == f->free_then.count;
+  for (uint32_t r = 0; r < f->next_free.count; ++r) next[r] = r;
+  for (size_t i = 0; i < f->free_now.count && same; ++i) {
+    uint32_t from = f->free_then.data[i], to = f->free_now.data[i];
+    same = (from == JPP_NONE) == (to == JPP_NONE);
+    if (same && from != JPP_NONE) next[from] = to;
   }
-  for (uint32_t r = 0; r < f->num_registers; ++r) next[r] = r;
-  for (size_t i = 0; i < f->free.count; ++i) next[f->free_then.data[i]] = f->free.data[i];
+  if (!same) {
+    return jpp_status_make(
+        JPP_INTERNAL_ERROR,
+        "two repetitions end with different numbers of free registers");
+  }
   for (size_t i = 0; i < f->draft->successors.count; ++i) {
     const jpp_successor_t* pair = &f->draft->successors.data[i];
     next[f->reg.data[pair->from]] = f->reg.data[pair->to];
@@ -270,6 +325,25 @@ static bool is_part_of(const jpp_instr_t* deletion, const jpp_instr_t* last) {
          deletion->first_operand >= last->first_operand && end <= last_end;
 }
 
+// Sets *out_first to the list with the registers of the next repetition.
+static jpp_status_t* rename_list(finisher_t* f, operand_list_t list, const uint32_t* next,
+                                 uint32_t* out_first) {
+  renamed_list_t* known = &f->known_renamed[list.first % kKnownLists];
+  if (known->list.first == list.first && known->list.count == list.count) {
+    *out_first = known->next_first;
+    return NULL;
+  }
+  JPP_RETURN_IF_ERROR(JPP_VEC_RESERVE(&f->operands, list.count));
+  *out_first = (uint32_t)f->operands.count;
+  const uint32_t* old = f->operands.data + list.first;
+  uint32_t* renamed = f->operands.data + f->operands.count;
+  for (uint32_t i = 0; i < list.count; ++i) renamed[i] = next[old[i]];
+  f->operands.count += list.count;
+  share_list(&f->operands, f->known_operands, out_first);
+  *known = (renamed_list_t){.list = list, .next_first = *out_first};
+  return NULL;
+}
+
 // Adds the instruction `length` places back once more, in the next repetition.
 static jpp_status_t* repeat_instr(finisher_t* f, size_t length, const uint32_t* next) {
   const jpp_instr_t* from = &f->instrs.data[f->instrs.count - length];
@@ -280,23 +354,35 @@ static jpp_status_t* repeat_instr(finisher_t* f, size_t length, const uint32_t* 
     instr.first_operand += last->first_operand - from[-1].first_operand;
     return JPP_VEC_PUSH(&f->instrs, instr);
   }
-  uint32_t count = instr.num_args + instr.num_results;
-  JPP_RETURN_IF_ERROR(JPP_VEC_RESERVE(&f->operands, count));
-  instr.first_operand = (uint32_t)f->operands.count;
-  const uint32_t* old = f->operands.data + from->first_operand;
-  uint32_t* renamed = f->operands.data + f->operands.count;
-  for (uint32_t i = 0; i < count; ++i) renamed[i] = next[old[i]];
-  f->operands.count += count;
-  share_list(&f->operands, f->known_operands, &instr.first_operand);
+  operand_list_t list = {from->first_operand, instr.num_args + instr.num_results};
+  JPP_RETURN_IF_ERROR(rename_list(f, list, next, &instr.first_operand));
   return JPP_VEC_PUSH(&f->instrs, instr);
+}
+
+// Renames the registers that are free and those that later instructions read.
+static void rename_registers(finisher_t* f, const uint32_t* name) {
+  const uint32_t* free = f->free_now.data;
+  for (size_t i = 0; i < f->pooled.count; ++i) {
+    uint32_t* link = &f->pools[f->pooled.data[i]].newest_free;
+    for (; *free != JPP_NONE; ++free) {
+      *link = name[*free];
+      link = &f->next_free.data[*link];
+    }
+    *link = *free++;
+  }
+  for (size_t i = 0; i < f->draft->successors.count; ++i) {
+    uint32_t* reg = &f->reg.data[f->draft->successors.data[i].to];
+    *reg = name[*reg];
+  }
 }
 
 // Adds the omitted repetitions behind the second one. The rest of the draft then
 // continues with the registers that the last of them leaves.
 static jpp_status_t* add_repetitions(finisher_t* f) {
-  uint32_t count = f->num_registers;
+  uint32_t count = (uint32_t)f->next_free.count;
   size_t length = f->instrs.count - f->first_repeated;
   uint32_t* maps = NULL;
+  JPP_RETURN_IF_ERROR(list_free(f, &f->free_now));
   JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY((size_t)count * 4, &maps));
   uint32_t *next = maps, *last = maps + count, *scratch = maps + (size_t)count * 2;
   jpp_status_t* status = map_registers(f, next);
@@ -307,11 +393,7 @@ static jpp_status_t* add_repetitions(finisher_t* f) {
   for (size_t i = length * f->repetition->omitted; i > 0 && !status; --i) {
     status = repeat_instr(f, length, next);
   }
-  for (size_t i = 0; i < f->free.count; ++i) f->free.data[i] = last[f->free.data[i]];
-  for (size_t i = 0; i < f->draft->successors.count; ++i) {
-    uint32_t* reg = &f->reg.data[f->draft->successors.data[i].to];
-    *reg = last[*reg];
-  }
+  if (!status) rename_registers(f, last);
   jpp_free(maps);
   return status;
 }
@@ -322,11 +404,7 @@ static jpp_status_t* check_repetition(finisher_t* f, uint32_t at) {
   if (at == jpp__repetition_end(f->repetition, 1)) return add_repetitions(f);
   if (at != jpp__repetition_end(f->repetition, 0)) return NULL;
   f->first_repeated = f->instrs.count;
-  f->free_then.count = 0;
-  JPP_RETURN_IF_ERROR(JPP_VEC_RESERVE(&f->free_then, f->free.count));
-  for (size_t i = 0; i < f->free.count; ++i) f->free_then.data[i] = f->free.data[i];
-  f->free_then.count = f->free.count;
-  return NULL;
+  return list_free(f, &f->free_then);
 }
 
 // --- Ends -----------------------------------------------------------------------------
@@ -336,14 +414,14 @@ static jpp_status_t* check_repetition(finisher_t* f, uint32_t at) {
 static jpp_status_t* place_given(finisher_t* f) {
   for (size_t i = 0; i < f->draft->inputs.count; ++i) {
     uint32_t id = f->draft->inputs.data[i].reg;
-    take_register(f, id);
+    JPP_RETURN_IF_ERROR(take_register(f, id));
     JPP_RETURN_IF_ERROR(add_live_register(f, id));
     if (virtual_at(f, id)->last_use == JPP_NONE && !is_kept(f, id)) {
       JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(&f->dead, id));
     }
   }
   for (size_t i = 0; i < f->draft->constants.count; ++i) {
-    take_register(f, f->draft->constants.data[i].reg);
+    JPP_RETURN_IF_ERROR(take_register(f, f->draft->constants.data[i].reg));
     JPP_RETURN_IF_ERROR(add_live_register(f, f->draft->constants.data[i].reg));
   }
   note_peak(f);
@@ -398,7 +476,7 @@ static jpp_status_t* finish_program(finisher_t* f) {
   program->num_instrs = (uint32_t)f->instrs.count;
   program->num_operands = (uint32_t)f->operands.count;
   program->num_operand_values = (uint32_t)f->operand_values.count;
-  program->num_registers = f->num_registers;
+  program->num_registers = (uint32_t)f->next_free.count;
   jpp_arena_t* arena = f->b->arena;
   JPP_RETURN_IF_ERROR(JPP_VEC_TO_ARENA(&f->instrs, arena, &program->instrs));
   JPP_RETURN_IF_ERROR(JPP_VEC_TO_ARENA(&f->operands, arena, &program->operands));
@@ -411,12 +489,16 @@ static jpp_status_t* finish_program(finisher_t* f) {
 static jpp_status_t* begin_rank(finisher_t* f, uint32_t rank, jpp_program_t* program) {
   f->repetition = &f->b->repetitions[rank];
   f->program = program;
-  f->num_registers = 0;
-  f->free.count = f->instrs.count = f->operands.count = f->operand_values.count = 0;
+  for (size_t i = 0; i < f->pooled.count; ++i) {
+    f->pools[f->pooled.data[i]] = (register_pool_t){.newest_free = JPP_NONE};
+  }
+  f->pooled.count = f->next_free.count = f->instrs.count = f->operands.count =
+      f->operand_values.count = 0;
   f->dead.count = f->reg.count = 0;
   memset(f->live_bytes, 0, sizeof(f->live_bytes));
   memset(f->known_operands, 0, kKnownLists * sizeof(*f->known_operands));
   memset(f->known_values, 0, kKnownLists * sizeof(*f->known_values));
+  memset(f->known_renamed, 0, kKnownLists * sizeof(*f->known_renamed));
   return JPP_VEC_RESERVE(&f->reg, f->draft->virtuals.count);
 }
 
@@ -433,6 +515,10 @@ static jpp_status_t* finish_ranks(finisher_t* f, jpp_program_t* programs) {
   jpp_arena_t* scratch = &f->b->scratch;
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(scratch, kKnownLists, &f->known_operands));
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(scratch, kKnownLists, &f->known_values));
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(scratch, kKnownLists, &f->known_renamed));
+  uint32_t values = f->b->staged->num_values;
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(scratch, values, &f->pools));
+  for (uint32_t v = 0; v < values; ++v) f->pools[v].newest_free = JPP_NONE;
   for (uint32_t r = 0; r < f->b->staged->ranks; ++r) {
     JPP_RETURN_IF_ERROR_IN(finish_rank(f, r, &programs[r]), "rank %u", r);
   }
@@ -441,8 +527,10 @@ static jpp_status_t* finish_ranks(finisher_t* f, jpp_program_t* programs) {
 
 static void finisher_deinit(finisher_t* f) {
   jpp_vec_deinit(&f->reg);
-  jpp_vec_deinit(&f->free);
+  jpp_vec_deinit(&f->pooled);
+  jpp_vec_deinit(&f->next_free);
   jpp_vec_deinit(&f->free_then);
+  jpp_vec_deinit(&f->free_now);
   jpp_vec_deinit(&f->instrs);
   jpp_vec_deinit(&f->operands);
   jpp_vec_deinit(&f->operand_values);

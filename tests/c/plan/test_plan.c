@@ -155,8 +155,10 @@ static void test_bytes_are_those_that_were_measured(void** state) {
 // True if all runs of a task, except those of the first microbatch, share their lists of
 // values.
 static bool values_are_shared(const jpp_program_t* program) {
+  uint32_t operands = 0;
   for (uint32_t i = 0; i < program->num_instrs; ++i) {
     const jpp_instr_t* a = &program->instrs[i];
+    operands += a->num_args + a->num_results;
     if (a->kind != JPP_INSTR_RUN || !a->microbatch) continue;
     for (uint32_t k = i + 1; k < program->num_instrs; ++k) {
       const jpp_instr_t* b = &program->instrs[k];
@@ -164,7 +166,7 @@ static bool values_are_shared(const jpp_program_t* program) {
       if (alike && b->first_value != a->first_value) return false;
     }
   }
-  return program->num_operand_values < program->num_operands;
+  return program->num_operand_values < operands;
 }
 
 // The number of ops of the last stage's forward. `end`: how the body ends.
@@ -281,6 +283,76 @@ static void test_runs_of_a_task_share_their_values(void** state) {
   jpp_graph_destroy(graph);
 }
 
+enum { kStages = 8, kWeights = 3 };  // of each stage
+
+// `format` gets a stage and the number of one of its weights.
+static void print_weights(FILE* file, const char* format) {
+  for (unsigned s = 0; s < kStages; ++s) {
+    for (unsigned w = 0; w < kWeights; ++w) fprintf(file, format, s, w);
+  }
+}
+
+// Writes a graph of stages whose backwards take what their forwards keep.
+static void print_stages(FILE* file, uint32_t microbatches, const char* schedule) {
+  fprintf(file, "graph \"g\" ranks %u\narg %%x f32[%u,64]\n", kStages, microbatches);
+  print_weights(file, "arg %%w%u_%u f32[64]\n");
+  fprintf(file, "loop microbatches %u stages %u schedule \"%s\" index %%i {\n",
+          microbatches, kStages, schedule);
+  fprintf(file, "%%h0_0:f32[64] = slice(%%x, %%i) cheap\n");
+  for (unsigned s = 0; s < kStages; ++s) {
+    for (unsigned w = 0; w < kWeights; ++w) {
+      fprintf(file, "%%h%u_%u:f32[64] = layer(%%h%u_%u, %%w%u_%u) cost 500000\n", s,
+              w + 1, s, w, s, w);
+    }
+    fprintf(file, "%%h%u_0:f32[64] = @mark %u (%%h%u_%u)\n", s + 1, s, s, kWeights);
+  }
+  fprintf(file, "%%c%u:f32[64] = loss_t(%%h%u_0) backward\n", kStages, kStages);
+  for (unsigned s = kStages; s-- > 0;) {
+    fprintf(file, "%%d%u_%u:f32[64] = @mark_backward %u (%%c%u) backward\n", s, kWeights,
+            s, s + 1);
+    for (unsigned w = kWeights; w-- > 0;) {
+      fprintf(file,
+              "%%g%u_%u:f32[64] = layer_w(%%h%u_%u, %%d%u_%u) backward cost 9\n"
+              "%%d%u_%u:f32[64] = layer_t(%%d%u_%u, %%w%u_%u) backward cost 9\n",
+              s, w, s, w, s, w + 1, s, w, s, w + 1, s, w);
+    }
+    fprintf(file, "%%c%u:f32[64] = pass(%%d%u_0) backward\n", s, s);
+  }
+  fprintf(file, "} %%L:f32[64] = add %%c0");
+  print_weights(file, ", %%G%1$u_%2$u:f32[64] = add %%g%1$u_%2$u");
+  fprintf(file, "\n");
+  print_weights(file, "out %%G%u_%u\n");
+}
+
+// The number of operands in the program of rank 1.
+static uint32_t operands_of_rank_1(uint32_t microbatches, const char* schedule) {
+  char* text = NULL;
+  size_t size = 0;
+  FILE* file = open_memstream(&text, &size);
+  assert_non_null(file);
+  print_stages(file, microbatches, schedule);
+  fclose(file);
+  jpp_graph_t* graph = parse(text);
+  jpp_planned_t* planned = NULL;
+  ASSERT_OK(jpp_plan_graph(graph, NULL, &planned));
+  uint32_t operands = planned->plan->programs[1].num_operands;
+  jpp_planned_destroy(planned);
+  jpp_graph_destroy(graph);
+  free(text);
+  return operands;
+}
+
+static void test_more_microbatches_need_no_more_operands(void** state) {
+  (void)state;
+  const char* schedules[] = {"1f1b", "zb-h1"};
+  for (size_t i = 0; i < 2; ++i) {
+    uint32_t operands = operands_of_rank_1(32, schedules[i]);
+    assert_true(operands > 0);
+    assert_int_equal(operands_of_rank_1(128, schedules[i]), operands);
+    assert_int_equal(operands_of_rank_1(1024, schedules[i]), operands);
+  }
+}
+
 static void test_every_allocation_may_fail(void** state) {
   (void)state;
   jpp_graph_t* graph = parse_file("two_loops");
@@ -310,6 +382,7 @@ int main(void) {
       cmocka_unit_test(test_a_last_forward_that_is_sent_stays),
       cmocka_unit_test(test_a_small_stage_keeps_its_input_only),
       cmocka_unit_test(test_runs_of_a_task_share_their_values),
+      cmocka_unit_test(test_more_microbatches_need_no_more_operands),
       cmocka_unit_test(test_every_allocation_may_fail),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
