@@ -70,6 +70,7 @@ typedef struct jpp_actor_step {
   uint64_t* order;
   jpp_event_t** output_events;  // [num_outputs]
   uint32_t runs;                // runs issued so far
+  size_t settled;               // leading events of runs that are known to be ready
   jpp_status_t* error;          // the reason why the actor stopped issuing
   uint64_t error_order;
   jpp_actor_trace_t* trace;  // NULL: the step is not traced

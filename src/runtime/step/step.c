@@ -7,7 +7,8 @@
 #include "runtime/step/failure.h"
 #include "runtime/step/state.h"
 
-// How long devices may take to finish their work once the job has failed.
+// How long devices may take to finish their work once a run or the job has failed. An
+// allocator may wait in every run for memory that no run frees.
 enum { kMostGraceMs = 5000 };
 
 // The failure that was issued first: work that depends on it fails later, with its
@@ -51,6 +52,7 @@ static void begin_actor(jpp_actor_t* actor, jpp_actor_step_t* step, uint64_t num
   actor->done = false;
   actor->waits_since = 0;
   step->runs = 0;
+  step->settled = 0;
   const jpp_program_t* program = actor->program;
   size_t devices = actor->runtime->devices_per_rank;
   for (uint32_t i = 0; i < program->num_inputs; ++i) {
@@ -267,25 +269,60 @@ void jpp_runtime_cancel(jpp_runtime_t* runtime) {
   jpp__wakeup_call(&runtime->wakeup);
 }
 
-typedef struct cancellation {
+// A wait for a step.
+typedef struct step_wait {
   const jpp_runtime_t* runtime;
-  const jpp_step_t* step;
-} cancellation_t;
+  jpp_step_t* step;
+  int64_t failed_at;  // when the wait found a run that failed; 0: it found none
+} step_wait_t;
 
-// Devices finish their work soon unless they hang, which may be the reason why the job
-// failed.
-static bool is_hopeless(const jpp_runtime_t* runtime) {
-  int64_t failed_at = atomic_load_explicit(&runtime->failed_at, memory_order_relaxed);
+static bool is_grace_over(const jpp_runtime_t* runtime, int64_t failed_at) {
   uint32_t grace_ms = runtime->step_timeout_ms;
   if (!failed_at) return false;
   if (grace_ms > kMostGraceMs) grace_ms = kMostGraceMs;
   return (jpp__clock_now() - failed_at) / JPP_NANOSECONDS_OF_MS > grace_ms;
 }
 
-static bool cancel_requested(void* user) {
-  const cancellation_t* cancellation = user;
-  return is_cancelled(cancellation->runtime, cancellation->step) ||
-         is_hopeless(cancellation->runtime);
+// Devices finish their work soon unless they hang, which may be the reason why the job
+// failed.
+static bool is_hopeless(const jpp_runtime_t* runtime) {
+  return is_grace_over(runtime,
+                       atomic_load_explicit(&runtime->failed_at, memory_order_relaxed));
+}
+
+static bool is_ready(jpp_client_t* client, jpp_event_t* event) {
+  bool ready = false;
+  if (!event) return true;
+  jpp_status_free(jpp_client_event_is_ready(client, event, &ready));
+  return ready;
+}
+
+// Whether a run of the step has failed. Follows each actor's runs in order, as far as
+// they have ended.
+static bool has_failed_run(const jpp_runtime_t* runtime, jpp_step_t* step) {
+  jpp_client_t* client = runtime->client;
+  jpp_status_t* status = NULL;
+  for (uint32_t r = 0; r < runtime->plan->ranks; ++r) {
+    jpp_actor_step_t* actor = &step->actors[r];
+    size_t count = (size_t)actor->runs * runtime->devices_per_rank;
+    while (!status && actor->settled < count) {
+      jpp_event_t* event = actor->events[actor->settled];
+      if (!is_ready(client, event)) break;
+      if (event) status = jpp_client_event_await(client, event);
+      ++actor->settled;
+    }
+  }
+  jpp_status_free(status);
+  return status != NULL;
+}
+
+static bool wait_should_end(void* user) {
+  step_wait_t* wait = user;
+  if (!wait->failed_at && has_failed_run(wait->runtime, wait->step)) {
+    wait->failed_at = jpp__clock_now();
+  }
+  return is_cancelled(wait->runtime, wait->step) || is_hopeless(wait->runtime) ||
+         is_grace_over(wait->runtime, wait->failed_at);
 }
 
 static bool are_ready(const jpp_runtime_t* runtime, jpp_event_t** events, size_t count,
@@ -297,16 +334,16 @@ static bool are_ready(const jpp_runtime_t* runtime, jpp_event_t** events, size_t
   return true;
 }
 
-// Waits until all events of the step are ready; false if it was cancelled, or if its
-// devices seem to hang.
-static bool await_readiness(const jpp_runtime_t* runtime, const jpp_step_t* step) {
-  cancellation_t cancellation = {.runtime = runtime, .step = step};
-  jpp_interrupt_t interrupt = {.requested = cancel_requested, .user = &cancellation};
+// Waits until all events of the step are ready; false if it was cancelled, if its devices
+// seem to hang, or if they go on for long after a run has failed.
+static bool await_readiness(const jpp_runtime_t* runtime, jpp_step_t* step) {
+  step_wait_t wait = {.runtime = runtime, .step = step};
+  jpp_interrupt_t interrupt = {.requested = wait_should_end, .user = &wait};
   size_t devices = runtime->devices_per_rank;
   for (uint32_t r = 0; r < runtime->plan->ranks; ++r) {
     const jpp_actor_step_t* actor = &step->actors[r];
     size_t outputs = runtime->actors[r].program->num_outputs * devices;
-    if (cancel_requested(&cancellation) ||
+    if (is_cancelled(runtime, step) || is_hopeless(runtime) ||
         !are_ready(runtime, actor->events, actor->runs * devices, &interrupt) ||
         !are_ready(runtime, actor->output_events, outputs, &interrupt)) {
       return false;
@@ -315,27 +352,26 @@ static bool await_readiness(const jpp_runtime_t* runtime, const jpp_step_t* step
   return true;
 }
 
-static void drop_events(const jpp_runtime_t* runtime, jpp_event_t** events,
-                        size_t count) {
+static void drop_unready(const jpp_runtime_t* runtime, jpp_event_t** events,
+                         size_t count) {
   for (size_t i = 0; i < count; ++i) {
+    if (is_ready(runtime->client, events[i])) continue;
     jpp_client_event_destroy(runtime->client, events[i]);
     events[i] = NULL;
   }
 }
 
-// Drops the events of a cancelled or hanging step without waiting for them. Returns the
-// first failure during its issue, if any; its further outcome is unknown.
+// Drops the events that are not ready instead of waiting for them. Returns the first
+// failure that is known.
 static jpp_status_t* abandon(const jpp_runtime_t* runtime, jpp_step_t* step) {
-  first_failure_t first = {0};
   size_t devices = runtime->devices_per_rank;
   for (uint32_t r = 0; r < runtime->plan->ranks; ++r) {
     jpp_actor_step_t* actor = &step->actors[r];
-    drop_events(runtime, actor->events, actor->runs * devices);
-    drop_events(runtime, actor->output_events,
-                runtime->actors[r].program->num_outputs * devices);
-    take_issue_error(actor, &first);
+    drop_unready(runtime, actor->events, actor->runs * devices);
+    drop_unready(runtime, actor->output_events,
+                 runtime->actors[r].program->num_outputs * devices);
   }
-  return first.status;
+  return await_all(runtime, step);
 }
 
 // --- Finish ---------------------------------------------------------------------------
@@ -355,12 +391,14 @@ static jpp_status_t* await_step(jpp_runtime_t* runtime, jpp_step_t* step) {
   if (await_readiness(runtime, step) || step->trace) {
     return either(await_all(runtime, step), known);
   }
+  jpp_status_t* failure = abandon(runtime, step);
   if (is_cancelled(runtime, step)) {
-    jpp_status_free(abandon(runtime, step));
+    jpp_status_free(failure);
     return either(known, cancelled_error());
   }
+  if (!is_hopeless(runtime)) return either(failure, known);
   atomic_store(&runtime->given_up, true);
-  known = either(known, abandon(runtime, step));
+  known = either(known, failure);
   if (!known) known = jpp__runtime_breakage(runtime);
   return known ? known : cancelled_error();
 }

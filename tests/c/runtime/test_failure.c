@@ -370,6 +370,56 @@ static void test_a_step_is_cancelled(void** state) {
   free(text);
 }
 
+// --- Devices that go on after a failure -----------------------------------------------
+
+typedef struct holder {
+  jpp_client_t* client;
+  atomic_bool left;  // the step has ended, or the holder waits no longer
+} holder_t;
+
+// Holds the device some time after the step began, until it has ended.
+static void* hold_device(void* user) {
+  holder_t* holder = user;
+  struct timespec nap = {.tv_nsec = 500000000};
+  nanosleep(&nap, NULL);
+  ASSERT_OK(jpp_fake_set_held(holder->client, true));
+  for (int i = 0; i < 40 && !atomic_load(&holder->left); ++i) nanosleep(&nap, NULL);
+  atomic_store(&holder->left, true);
+  ASSERT_OK(jpp_fake_set_held(holder->client, false));
+  return NULL;
+}
+
+// As with an allocator that waits in every run: the runs that do not depend on the failed
+// one never end.
+static void test_a_failed_step_does_not_wait_long(void** state) {
+  (void)state;
+  char* text = model_chain(3, 3, 8);
+  model_options_t options = {
+      .device_threads = 1, .latency_us = 40000, .step_timeout_ms = 100};
+  model_t* model = model_create(text, options);
+  float before[kOutputs], after[kOutputs];
+  holder_t holder = {.client = model->client};
+  pthread_t thread;
+  model_run(model, before);
+  model_give(model);
+  ASSERT_OK(
+      jpp_fake_set_failure(model->client, (jpp_fake_failure_t){.at = 2, .async = true}));
+  assert_int_equal(pthread_create(&thread, NULL, hold_device, &holder), 0);
+  jpp_status_t* status = model_step(model);
+  // In time, it was not the end of the hold that ended the step.
+  bool held = !atomic_exchange(&holder.left, true);
+  pthread_join(thread, NULL);
+  ASSERT_FAILS(status, JPP_EXECUTION_ERROR, "before_loop_0_1: execute: injected failure");
+  assert_true(held);
+  expect_no_outputs(model);
+  model_take_back(model);
+  model_expect_clean(model);
+  model_run(model, after);
+  assert_memory_equal(after, before, model->graph->num_outputs * sizeof(float));
+  model_destroy(model);
+  free(text);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_every_call_may_fail),
@@ -383,6 +433,7 @@ int main(void) {
       cmocka_unit_test(test_create_may_fail_at_every_call),
       cmocka_unit_test(test_create_may_fail_at_every_allocation),
       cmocka_unit_test(test_a_step_is_cancelled),
+      cmocka_unit_test(test_a_failed_step_does_not_wait_long),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
