@@ -27,6 +27,7 @@ ELEMENTWISE = {
     *("abs", "neg", "sign", "floor", "ceil", "round", "is_finite", "exp", "exp2", "log"),
     *("log1p", "expm1", "tanh", "logistic", "sin", "cos", "tan", "sqrt", "rsqrt", "cbrt"),
     *("integer_pow", "square", "erf", "erfc", "erf_inv", "convert_element_type", "copy"),
+    *("log2", "one_minus_square"),  # since JAX 0.11
     *("copy_p", "reduce_precision", "real", "imag", "conj", "not", "pow", "add", "sub"),
     *("mul", "div", "rem", "max", "min", "add_any", "and", "or", "xor", "eq", "ne", "lt"),
     *("le", "gt", "ge", "atan2", "nextafter", "select_n", "clamp"),
