@@ -269,7 +269,8 @@ static jpp_status_t* list_free(const finisher_t* f, jpp_u32_vec_t* free) {
 
 // Maps each register at the end of the first repetition to the one in its place at the
 // end of the second. Free registers succeed those at the same height of the stack, and
-// registers that are not used again keep their names.
+// registers that are not used again keep their names. JPP_INTERNAL_ERROR: the stacks
+// differ, so that the omitted repetitions must be drafted, too.
 static jpp_status_t* map_registers(const finisher_t* f, uint32_t* next) {
   bool same = f->free_now.count == f->free_then.count;
   for (uint32_t r = 0; r < f->next_free.count; ++r) next[r] = r;
@@ -487,6 +488,7 @@ static jpp_status_t* finish_program(finisher_t* f) {
 
 // Empties the finisher for the next rank.
 static jpp_status_t* begin_rank(finisher_t* f, uint32_t rank, jpp_program_t* program) {
+  *program = (jpp_program_t){.rank = rank};
   f->repetition = &f->b->repetitions[rank];
   f->program = program;
   for (size_t i = 0; i < f->pooled.count; ++i) {
@@ -503,10 +505,16 @@ static jpp_status_t* begin_rank(finisher_t* f, uint32_t rank, jpp_program_t* pro
 }
 
 static jpp_status_t* finish_rank(finisher_t* f, uint32_t rank, jpp_program_t* program) {
-  program->rank = rank;
+  jpp_repetition_t* repetition = &f->b->repetitions[rank];
   JPP_RETURN_IF_ERROR(jpp__program_draft(f->b, rank));
   JPP_RETURN_IF_ERROR(begin_rank(f, rank, program));
-  JPP_RETURN_IF_ERROR(finish_program(f));
+  jpp_status_t* status = finish_program(f);
+  if (jpp_status_code(status) == JPP_INTERNAL_ERROR && repetition->omitted) {
+    jpp_status_free(status);
+    repetition->omitted = 0;
+    return finish_rank(f, rank, program);
+  }
+  JPP_RETURN_IF_ERROR(status);
   jpp_vec_deinit(&f->b->instrs[rank]);
   return NULL;
 }
