@@ -84,7 +84,7 @@ typedef struct jpp_checker {
   jpp_last_read_t* reads;
   jpp_content_t* before;
   uint32_t *next_of, *previous_of;
-  jpp_paired_lists_t* paired;  // [JPP_CHECK_PAIRED]
+  jpp_paired_lists_t* paired;  // [JPP_CHECK_PAIRED] by `from`, the one found last
   uint8_t* handed;
   bool walks_all;     // visits repetitions too
   uint64_t repeated;  // number of instructions that the walks did not visit
@@ -101,7 +101,6 @@ typedef struct jpp_period {
   uint64_t live_before[JPP_MEMORY_COUNT];
   uint32_t* next_of;      // [num_registers] the register in its place; JPP_NONE: unknown
   uint32_t* previous_of;  // [num_registers] the inverse
-  jpp_paired_lists_t* paired;  // [JPP_CHECK_PAIRED] by `from`, the one found last
 } jpp_period_t;
 
 // One actor's walk.

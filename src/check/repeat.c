@@ -85,8 +85,7 @@ void jpp__walk_find_period(jpp_walk_t* w) {
   *p = (jpp_period_t){.next = JPP_NONE,
                       .before = w->c->before,
                       .next_of = w->c->next_of,
-                      .previous_of = w->c->previous_of,
-                      .paired = w->c->paired};
+                      .previous_of = w->c->previous_of};
   if (!graph->num_loops || w->c->walks_all) return;
   for (uint32_t l = 1; l < graph->num_loops; ++l) {
     if (graph->loops[l].microbatches > graph->loops[p->loop].microbatches) p->loop = l;
@@ -185,7 +184,7 @@ static bool moves_on(const jpp_walk_t* w, const jpp_instr_t* instr) {
 // `from` on, unless the states forbid it. Many instructions share their operands.
 static bool pair_lists(const jpp_walk_t* w, uint32_t from, uint32_t to, uint32_t count) {
   const uint32_t* operands = w->program->operands;
-  jpp_paired_lists_t* known = &w->period.paired[from % JPP_CHECK_PAIRED];
+  jpp_paired_lists_t* known = &w->c->paired[from % JPP_CHECK_PAIRED];
   if (known->count == count && known->from == from && known->to == to) return true;
   for (uint32_t i = 0; i < count; ++i) {
     uint32_t old = operands[from + i], now = operands[to + i];
@@ -282,7 +281,7 @@ static uint32_t count_proved(const jpp_walk_t* w) {
   if (began || memcmp(p->live_before, w->live, sizeof(w->live)) != 0) return 0;
   memset(p->next_of, 0xff, registers * sizeof(*p->next_of));
   memset(p->previous_of, 0xff, registers * sizeof(*p->previous_of));
-  memset(p->paired, 0, JPP_CHECK_PAIRED * sizeof(*p->paired));
+  memset(w->c->paired, 0, JPP_CHECK_PAIRED * sizeof(*w->c->paired));
   while (at < p->end && is_renamed(w, at)) ++at;
   uint32_t times = p->length ? (at - w->at) / p->length : 0;
   return times && pair_rest(w) ? times : 0;

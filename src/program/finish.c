@@ -127,7 +127,8 @@ static jpp_status_t* push_operands(finisher_t* f, const uint32_t* ids, size_t co
   return NULL;
 }
 
-// FNV-1a over whole ids, of which the upper half is mixed well.
+// FNV-1a with a step for each id instead of each byte. Such steps spread the bits of an
+// id upwards only, so the upper half is the hash.
 static uint32_t hash_list(const uint32_t* ids, uint32_t count) {
   uint64_t hash = JPP_HASH_START;
   for (uint32_t i = 0; i < count; ++i) hash = (hash ^ ids[i]) * JPP_HASH_FACTOR;

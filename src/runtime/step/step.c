@@ -290,6 +290,10 @@ static bool is_hopeless(const jpp_runtime_t* runtime) {
                        atomic_load_explicit(&runtime->failed_at, memory_order_relaxed));
 }
 
+static bool is_given_up(const jpp_runtime_t* runtime, const jpp_step_t* step) {
+  return is_cancelled(runtime, step) || is_hopeless(runtime);
+}
+
 static bool is_ready(jpp_client_t* client, jpp_event_t* event) {
   bool ready = false;
   if (!event) return true;
@@ -321,7 +325,7 @@ static bool wait_should_end(void* user) {
   if (!wait->failed_at && has_failed_run(wait->runtime, wait->step)) {
     wait->failed_at = jpp__clock_now();
   }
-  return is_cancelled(wait->runtime, wait->step) || is_hopeless(wait->runtime) ||
+  return is_given_up(wait->runtime, wait->step) ||
          is_grace_over(wait->runtime, wait->failed_at);
 }
 
@@ -343,7 +347,7 @@ static bool await_readiness(const jpp_runtime_t* runtime, jpp_step_t* step) {
   for (uint32_t r = 0; r < runtime->plan->ranks; ++r) {
     const jpp_actor_step_t* actor = &step->actors[r];
     size_t outputs = runtime->actors[r].program->num_outputs * devices;
-    if (is_cancelled(runtime, step) || is_hopeless(runtime) ||
+    if (is_given_up(runtime, step) ||
         !are_ready(runtime, actor->events, actor->runs * devices, &interrupt) ||
         !are_ready(runtime, actor->output_events, outputs, &interrupt)) {
       return false;
