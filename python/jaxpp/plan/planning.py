@@ -414,15 +414,15 @@ def _with_split_leaves(traced_call: _TracedCall, donated: list[bool]) -> _Traced
 
 
 def _bounds_of(given: Any, shape: tuple[int, ...]) -> Bounds | None:
-    """How the sharding of a result divides one of its axes among ranks, if it does."""
+    """How the sharding of a result divides one of its axes among ranks, if it does: into a
+    part for each rank, also of ranks that share devices."""
     if not isinstance(given, MpmdSharding) or given.spec == given.spec_in_rank:
         return None
     ranks = len(given.mesh_ids)
-    share_devices = given.mesh.shape[given.mpmd_mesh.mpmd_axis_name] != ranks
     pairs = itertools.zip_longest(given.spec, given.spec_in_rank)
     axis = next(k for k, (own, in_rank) in enumerate(pairs) if own != in_rank)
     size = shape[axis]
-    if share_devices or not size or size % ranks:
+    if not size or size % ranks:
         return None  # each rank holds all of it
     return Bounds(axis, tuple(range(0, size + 1, size // ranks)))
 
