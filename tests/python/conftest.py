@@ -36,6 +36,9 @@ def pytest_configure(config):
     config.addinivalue_line(
         "markers", "soak(on): takes long; only `make soak` runs it, or runs it on that mesh"
     )
+    config.addinivalue_line(
+        "markers", "own_devices: each rank has devices of its own, whatever TEST_SHARING says"
+    )
 
 
 def _is_long(item):
@@ -50,6 +53,17 @@ def pytest_collection_modifyitems(config, items):
     long = [item for item in items if _is_long(item)]
     items[:] = [item for item in items if item not in long]
     config.hook.pytest_deselected(items=long)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item):
+    alone = item.get_closest_marker("own_devices") is not None
+    sharing = os.environ.pop("TEST_SHARING", None) if alone else None
+    try:
+        return (yield)
+    finally:
+        if sharing is not None:
+            os.environ["TEST_SHARING"] = sharing
 
 
 def pytest_unconfigure():

@@ -83,6 +83,7 @@ def test_what_prints_as_where_it_lies() -> None:
     assert str(key) == f"{key}" == repr(key)
 
 
+@pytest.mark.own_devices
 def test_sharding_prints_only_the_ranks_that_hold_it(trained: Any) -> None:
     some_devices(2)
     assert "'stage': 1" in repr(trained[0][0])
@@ -270,6 +271,7 @@ def test_sharded_arrays() -> None:
 # --- Meshes -----------------------------------------------------------------------------
 
 
+@pytest.mark.own_devices
 def test_mesh() -> None:
     mesh = make_mesh(4, data=2)
     ids = np.arange(8).reshape(4, 2)
@@ -318,6 +320,7 @@ def test_mesh_is_a_context() -> None:
         np.testing.assert_array_equal(through(np.ones(3), mesh), np.ones(3))
 
 
+@pytest.mark.own_devices
 def test_mpmd_sharding() -> None:
     mesh = make_mesh(4, data=2)
     sharding = jaxpp.MpmdSharding(mesh, (1, 2), P("data"))

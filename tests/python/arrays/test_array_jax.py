@@ -290,6 +290,7 @@ def test_an_array_goes_where_the_others_are() -> None:
         assert jax.device_put(array, jax.devices()[2]).devices() == {jax.devices()[2]}
 
 
+@pytest.mark.own_devices
 def test_under_a_mesh() -> None:
     mesh, x = make_mesh(2, data=2), matrix("float32")
     rows = jax.sharding.NamedSharding(mesh.jax_mesh, jax.sharding.PartitionSpec("data"))

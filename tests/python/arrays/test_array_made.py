@@ -39,6 +39,7 @@ def on_ranks(x: Any, sharding: MpmdSharding) -> list[jax.Array]:
 # --- Arrays made from JAX arrays --------------------------------------------------------
 
 
+@pytest.mark.own_devices
 def test_an_array_of_jax_arrays() -> None:
     mesh = make_mesh(2, data=2)
     sharding = MpmdSharding(mesh, (0, 1), P("data"))
@@ -228,6 +229,7 @@ def test_copies_lie_the_same_and_live_on(place: str) -> None:
     np.testing.assert_array_equal(copies[1], ROWS)
 
 
+@pytest.mark.own_devices
 @pytest.mark.parametrize("place", PLACED)
 def test_shards_put_together_are_the_array(place: str) -> None:
     array = PLACED[place](ROWS)
@@ -252,6 +254,7 @@ def test_shards_put_together_are_the_array(place: str) -> None:
     assert array.copy_to_host_async() is None
 
 
+@pytest.mark.own_devices
 @pytest.mark.parametrize("axes", [{}, {"data": 2}], ids=str)
 @pytest.mark.parametrize("along", [0, 1])
 def test_the_sharding_of_an_array_in_parts(along: int, axes: dict[str, int]) -> None:
@@ -278,6 +281,7 @@ def test_the_sharding_of_an_array_in_parts(along: int, axes: dict[str, int]) -> 
         assert found.spec == array.spec
 
 
+@pytest.mark.own_devices
 def test_parts_of_unequal_size_are_the_shards() -> None:
     mesh = make_mesh(2)
 

@@ -27,6 +27,8 @@ from jaxpp.placements import physical_array
 from locations import ROOT
 from trainings import described
 
+pytestmark = pytest.mark.own_devices
+
 EXAMPLE = ROOT / "examples" / "processes.py"
 LIMIT = 120  # seconds; only to make a hang fail
 

@@ -37,6 +37,7 @@ def name_of(case: Case) -> str:
     return f"{case.moment}-{case.fault}-{case.way}"
 
 
+@pytest.mark.own_devices
 @pytest.mark.parametrize("case", CASES, ids=name_of)
 def test_a_fault_ends_its_job(command: str, case: Case) -> None:
     found, _ = run_case(command, case)
@@ -44,6 +45,7 @@ def test_a_fault_ends_its_job(command: str, case: Case) -> None:
 
 
 @pytest.mark.soak
+@pytest.mark.own_devices
 @pytest.mark.parametrize("case", LONGER, ids=name_of)
 def test_a_fault_that_takes_longer_to_notice_ends_its_job(command: str, case: Case) -> None:
     found, _ = run_case(command, case)

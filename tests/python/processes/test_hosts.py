@@ -23,6 +23,8 @@ import trainings
 from equality import mesh_of
 from locations import jaxpp_command
 
+pytestmark = pytest.mark.own_devices
+
 LIMIT = 120
 PORT = 17799
 

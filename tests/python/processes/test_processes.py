@@ -26,6 +26,8 @@ import written
 from equality import mesh_of
 from faults import left_over
 
+pytestmark = pytest.mark.own_devices
+
 LIMIT = 120  # seconds
 
 Lines = collections.defaultdict[int, list[str]]

@@ -17,6 +17,8 @@ import jaxpp.api as jaxpp
 import models
 from equality import Problem, assert_trains_equal, make_mesh, no_mark
 
+pytestmark = pytest.mark.own_devices
+
 AXES = {"1 device": {}, "4 devices": {"data": 2, "model": 2}}
 SCHEDULE = jaxpp.Std1F1B(2)
 
