@@ -89,13 +89,17 @@ enum {
   // Has a visible effect (a callback): runs once per microbatch, or outside a loop once
   // per step, whether its results are used or not.
   JPP_OP_EFFECT = 4,
+  // JPP_OP_CALL: the output has consecutive elements of the first input, converted to its
+  // dtype. They begin in row `attr` of the input's first axis plus the second input, an
+  // s32[] or u32[], if there is one; an index beyond the last possible row is that row.
+  JPP_OP_COPY = 8,
 };
 
 typedef struct jpp_op {
   uint8_t kind;   // jpp_op_kind_t
-  uint8_t flags;  // JPP_OP_CHEAP | JPP_OP_BACKWARD | JPP_OP_EFFECT
+  uint8_t flags;  // JPP_OP_CHEAP | JPP_OP_BACKWARD | JPP_OP_EFFECT | JPP_OP_COPY
   uint32_t attr;  // mark: stage; loop: loop id; init and accumulate: result index;
-                  // unpack: an element
+                  // unpack: an element; JPP_OP_COPY: a row
   uint32_t loop;  // the loop whose body it belongs to; JPP_NONE outside
   uint32_t num_inputs;
   const uint32_t* inputs;
@@ -270,7 +274,7 @@ JPP_API jpp_status_t* jpp_graph_set_sharded(jpp_graph_t* graph) JPP_MUST_USE;
 //   arg %8 f32[4] "bias" on 1
 //   %1:f32[4,32] = transpose(%0) code 1 cost 32 at "model.py:3"
 //   loop microbatches 4 stages 2 schedule "1f1b" index %2 {
-//     %3:f32[8,4] = dot(%1, %2) cheap
+//     %3:f32[8,4] = slice(%1, %2) cheap copies 0
 //     %4:f32[8,4] = @mark 0 (%3)
 //     %5:f32[8,4] = @add(%4, %4) backward
 //     = print(%5) effect

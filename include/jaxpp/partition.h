@@ -159,8 +159,6 @@ JPP_API jpp_status_t* jpp_partition(const jpp_graph_t* graph,
                                     const jpp_partition_options_t* options,
                                     jpp_staged_t** out_staged) JPP_MUST_USE;
 JPP_API void jpp_staged_destroy(jpp_staged_t* staged);
-// Whether a task does nothing but fill arrays with zeros: the first states of sums.
-JPP_API bool jpp_staged_task_fills_zeros(const jpp_staged_t* staged, uint32_t task);
 // Whether a value is several values in one array of one dimension.
 JPP_API bool jpp_staged_is_packed(const jpp_staged_t* staged, uint32_t value);
 // The cost of one microbatch in a stage, in the unit of the graph's costs. It includes

@@ -129,6 +129,22 @@ JPP_API jpp_status_t* jpp_program_build(const jpp_staged_t* staged,
                                         jpp_plan_t** out_plan) JPP_MUST_USE;
 JPP_API void jpp_plan_destroy(jpp_plan_t* plan);
 
+// How a task makes an array from an argument of the step, or as zeros: the array has
+// consecutive elements of the argument, converted to its dtype. In microbatch i, they
+// begin at element first + min(i, last) * row. Its layout is final.
+typedef struct jpp_copy {
+  uint32_t input;  // the argument's position among the task's inputs; JPP_NONE: zeros
+  uint64_t first;
+  uint64_t row;   // elements; 0: the same in every microbatch
+  uint64_t last;  // a microbatch
+} jpp_copy_t;
+
+// Whether a task makes nothing but such arrays on a rank of one device, so that it needs
+// no module; out_copies[task->num_outputs] says how. Only f32 and bf16 are converted to
+// each other, and no more than 16 MiB of results: XLA's threads are faster beyond.
+JPP_API bool jpp_plan_task_copies(const jpp_plan_t* plan, uint32_t task,
+                                  JPP_OPTIONAL jpp_copy_t* out_copies);
+
 // A rank's part of one step. Its layout is final.
 typedef struct jpp_rank_costs {
   uint32_t tasks;            // runs of tasks with ops

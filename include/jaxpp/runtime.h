@@ -50,9 +50,9 @@ typedef struct jpp_runtime jpp_runtime_t;
 
 // The executable of a task. Tasks may share an executable. Its layout is final.
 typedef struct jpp_task_executable {
-  // NULL for a task without ops, which is skipped, and for one that only fills zeros on a
-  // rank of one device: the runtime copies zeros there, which on CPUs takes no longer,
-  // and saves a compilation.
+  // NULL for a task without ops, which is skipped, and on CPUs also for a task of
+  // jpp_plan_task_copies() on a rank of one device: the runtime copies there itself,
+  // which takes no longer, and saves a compilation.
   jpp_executable_t* executable;
   // Compiled for any one device: runs on the rank's device if the rank has one device,
   // otherwise where it was compiled

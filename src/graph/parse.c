@@ -267,6 +267,10 @@ static jpp_status_t* parse_op_attributes(parser_t* p, jpp_op_desc_t* desc) {
     if (flag_at(p)) {
       desc->flags |= flag_at(p);
       JPP_RETURN_IF_ERROR(jpp__lexer_next(&p->lexer));
+    } else if (at_word(p, "copies")) {
+      desc->flags |= JPP_OP_COPY;
+      JPP_RETURN_IF_ERROR(jpp__lexer_next(&p->lexer));
+      JPP_RETURN_IF_ERROR(parse_u32(p, "a row", &desc->attr));
     } else if (at_word(p, "code")) {
       JPP_RETURN_IF_ERROR(jpp__lexer_next(&p->lexer));
       JPP_RETURN_IF_ERROR(parse_u32(p, "a code", &desc->code));

@@ -149,9 +149,36 @@ static jpp_status_t* verify_loop(const jpp_graph_t* graph, uint32_t id) {
   return NULL;
 }
 
+// Whether the rows that the op copies are rows of its input.
+static bool copies_rows(const jpp_graph_t* graph, const jpp_op_t* op) {
+  if (op->num_inputs < 1 || op->num_inputs > 2 || op->num_outputs != 1) return false;
+  const jpp_type_t* from = &graph->values[op->inputs[0]].type;
+  uint64_t elements = jpp_type_elements(&graph->values[op->first_output].type);
+  uint64_t all = jpp_type_elements(from);
+  if (!all || elements > all) return false;
+  if (op->num_inputs == 2) {
+    const jpp_type_t* index = &graph->values[op->inputs[1]].type;
+    bool is_integer = index->dtype == JPP_DTYPE_S32 || index->dtype == JPP_DTYPE_U32;
+    if (!is_integer || index->ndim || !from->ndim) return false;
+  }
+  if (!op->attr) return true;
+  return from->ndim && op->attr <= (all - elements) / (all / (uint64_t)from->dims[0]);
+}
+
+static jpp_status_t* verify_copy(const jpp_graph_t* graph, uint32_t id) {
+  const jpp_op_t* op = &graph->ops[id];
+  if (op->kind == JPP_OP_CALL && copies_rows(graph, op)) return NULL;
+  return jpp_status_make(
+      JPP_GRAPH_ERROR,
+      "op %u (%s, %s): a copy has rows of its first input, from row %u "
+      "on, and may take an s32[] or u32[] that is added to it",
+      id, op->name, op_where(op), op->attr);
+}
+
 jpp_status_t* jpp__graph_verify_op(const jpp_graph_t* graph, uint32_t id) {
   const jpp_op_t* op = &graph->ops[id];
   JPP_RETURN_IF_ERROR(verify_inputs(graph, id));
+  if (op->flags & JPP_OP_COPY) JPP_RETURN_IF_ERROR(verify_copy(graph, id));
   switch (op->kind) {
     case JPP_OP_CALL:
       return NULL;

@@ -234,17 +234,6 @@ void jpp_staged_destroy(jpp_staged_t* staged) {
   jpp_free(storage);
 }
 
-bool jpp_staged_task_fills_zeros(const jpp_staged_t* staged, uint32_t task) {
-  const jpp_task_t* of = &staged->tasks[task];
-  for (uint32_t i = 0; i < of->num_ops; ++i) {
-    const jpp_op_t* op = &staged->ops[of->ops[i]];
-    if (op->kind != JPP_OP_INIT) return false;
-    const jpp_loop_t* loop = &staged->graph->loops[op->loop];
-    if (loop->results[op->attr].reduce != JPP_REDUCE_ADD) return false;
-  }
-  return of->num_ops != 0;
-}
-
 bool jpp_staged_is_packed(const jpp_staged_t* staged, uint32_t value) {
   uint32_t origin = staged->origins[value];
   return !jpp_type_equal(&staged->values[value].type, &staged->values[origin].type);

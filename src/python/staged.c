@@ -74,13 +74,6 @@ static bool parse_task(PyObject* object, PyObject* args, const jpp_staged_t** ou
   return false;
 }
 
-static PyObject* staged_fills_zeros(PyObject* object, PyObject* args) {
-  const jpp_staged_t* staged = NULL;
-  uint32_t task = 0;
-  if (!parse_task(object, args, &staged, &task)) return NULL;
-  return PyBool_FromLong(jpp_staged_task_fills_zeros(staged, task));
-}
-
 static PyObject* make_repeat(const void* repeats, uint64_t index) {
   const jpp_repeat_t* repeat = &((const jpp_repeat_t*)repeats)[index];
   return Py_BuildValue("III", repeat->first, repeat->length, repeat->count);
@@ -198,9 +191,6 @@ static PyMethodDef kMethods[] = {
     {"tasks", staged_tasks, METH_NOARGS,
      "tasks($self, /)\n--\n\nA list of StagedTask; its index is the task's id."},
     {"op", staged_op, METH_VARARGS, "op($self, id, /)\n--\n\nA StagedOp."},
-    {"fills_zeros", staged_fills_zeros, METH_VARARGS,
-     "fills_zeros($self, task, /)\n--\n\n"
-     "Whether the task only fills arrays with zeros."},
     {"repeats", staged_repeats, METH_VARARGS,
      "repeats($self, task, /)\n--\n\n"
      "The task's ops in an order in which equal blocks of ops follow each other, and the "

@@ -69,12 +69,12 @@ class Compiler:
         pool: concurrent.futures.Executor,
         task: _core.StagedTask,
         donations: Any,
-        fills_zeros: bool,
+        copies: bool,
     ) -> concurrent.futures.Future[_core.Executable] | None:
         if not task.ops or not self.devices.has_rank(task.rank):
             return None
-        # The runtime copies zeros to such devices itself.
-        if fills_zeros and self.devices.platform == "cpu" and self.devices.rank_size == 1:
+        # The runtime copies to such devices itself.
+        if copies and self.devices.platform == "cpu" and self.devices.rank_size == 1:
             return None
         lowered = self.code.lower(task, donations)
         self.calls_back |= bool(lowered.callbacks)
@@ -133,8 +133,8 @@ class Compiler:
             found: dict[int, Any] = {}
             for count, t in enumerate(order, start=1):
                 show(f"lowering task {count} of {len(tasks)}")
-                fills_zeros = staged.fills_zeros(t)
-                found[t] = self._submit(pool, tasks[t], donations[t], fills_zeros)
+                copies = self.plan.copies(t)
+                found[t] = self._submit(pool, tasks[t], donations[t], copies)
             executables: list[_core.Executable | None] = []
             for t, task in enumerate(tasks):
                 show(f"compiling task {t + 1} of {len(tasks)}")

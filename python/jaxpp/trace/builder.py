@@ -14,6 +14,7 @@ from jaxpp.jax_internals.jaxprs import settings_key
 from jaxpp.jax_internals.lines import user_line
 from jaxpp.mesh import memory_of
 from jaxpp.placements import physical_type
+from jaxpp.trace.copies import first_row
 from jaxpp.trace.front import FrontOp, Operand
 from jaxpp.trace.keys import literal_key, param_key
 from jaxpp.trace.literals import StageConstants
@@ -108,6 +109,10 @@ class GraphBuilder:
         cost = flops(eqn, params) if eqn and opaque else 0.0
         name = params["name"] if kind == _core.OP_TASK else primitive.name
         where = user_line(eqn) if eqn else None
+        if kind == _core.OP_CALL and len(avals) == 1 and not guards and part is None:
+            row = first_row(name, params, operands, self.avals, avals[0])
+            if row is not None:
+                flags, attr = flags | _core.FLAG_COPY, row
         # A task's computation does not depend on its ranks and name.
         of_task = {"jaxpr": params["jaxpr"]} if kind == _core.OP_TASK else None
         settings = settings_key(eqn) if eqn else None

@@ -72,7 +72,7 @@ static jpp_status_t* check_result_count(const jpp_actor_t* actor,
   const jpp_task_call_t* call = &runtime->calls[instr->target];
   jpp_executable_t* executable = call->executable;
   uint32_t results = 0;
-  if (call->zeros) return NULL;
+  if (call->copies) return NULL;
   if (executable) {
     JPP_RETURN_IF_ERROR_IN(
         jpp_client_executable_result_count(runtime->client, executable, &results), "%s",
@@ -183,7 +183,7 @@ static jpp_status_t* resolve_instrs(jpp_actor_t* actor, bool* checked,
       checked[instr->target] = true;
     }
     const jpp_task_call_t* call = run ? &actor->runtime->calls[instr->target] : NULL;
-    if (run && !call->executable && !call->zeros) continue;
+    if (run && !call->executable && !call->copies) continue;
     instrs[actor->num_instrs++] = resolve_instr(actor, i, memories);
     if (run) ++actor->num_runs;
   }

@@ -54,7 +54,7 @@ static jpp_status_t* call_executable(const jpp_actor_t* actor,
 static jpp_status_t* execute_task(jpp_actor_t* actor, const jpp_actor_instr_t* instr) {
   const jpp_task_call_t* call = instr->call;
   uint32_t devices = actor->runtime->devices_per_rank;
-  JPP_RETURN_IF_ERROR((call->zeros ? jpp__zeros_fill : call_executable)(actor, instr));
+  JPP_RETURN_IF_ERROR((call->copies ? jpp__copies_make : call_executable)(actor, instr));
   keep_results(actor, instr);
   for (uint32_t i = 0; i < call->num_donated; ++i) {
     destroy_register(actor, instr->operands[call->donated[i]]);

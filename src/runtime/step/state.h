@@ -62,7 +62,7 @@ struct jpp_runtime {
   uint32_t num_remote_links;
   jpp_task_call_t* calls;
   void* zeros;          // [zero_bytes]; NULL: there is no memory for them
-  uint64_t zero_bytes;  // of the largest array of a task that only fills zeros
+  uint64_t zero_bytes;  // of the largest array that a task fills with zeros itself
   jpp_actor_t* actors;  // [plan->ranks]
   jpp_queue_t queue;
   jpp_crew_t crew;
@@ -114,10 +114,10 @@ void jpp__call_issued(jpp_runtime_t* runtime, jpp_step_t* step, bool success);
 // Owns `status`.
 void jpp__call_finished(jpp_runtime_t* runtime, jpp_step_t* step, jpp_status_t* status);
 
-// zeros.c. Prepares the tasks that fill zeros without an executable.
-jpp_status_t* jpp__zeros_resolve(jpp_runtime_t* runtime) JPP_MUST_USE;
+// copies.c. Prepares the tasks that copy without an executable.
+jpp_status_t* jpp__copies_resolve(jpp_runtime_t* runtime) JPP_MUST_USE;
 // Runs one: fills the first row of actor->results.
-jpp_status_t* jpp__zeros_fill(const jpp_actor_t* actor,
-                              const jpp_actor_instr_t* instr) JPP_MUST_USE;
+jpp_status_t* jpp__copies_make(const jpp_actor_t* actor,
+                               const jpp_actor_instr_t* instr) JPP_MUST_USE;
 
 #endif  // JPP_RUNTIME_STATE_H_

@@ -121,6 +121,23 @@ static void test_names_places_and_costs_survive(void** state) {
   jpp_text_free(printed);
 }
 
+static void test_copies_survive(void** state) {
+  (void)state;
+  const char* text =
+      "graph \"g\"\n"
+      "arg %0 f32[5,4]\n"
+      "loop microbatches 2 index %1 {\n"
+      "  %2:u32[] = convert(%1) cheap copies 0\n"
+      "  %3:f32[1,4] = dynamic_slice(%0, %2) copies 0\n"
+      "  %4:bf16[2,4] = slice(%0) copies 3 code 4\n"
+      "}\n"
+      "%5:f32[20] = reshape(%0) copies 0\n"
+      "out %5\n";
+  char* printed = print_of(text);
+  assert_string_equal(printed, text);
+  jpp_text_free(printed);
+}
+
 typedef struct refusal {
   const char* text;  // follows "graph \"g\"\narg %a f32[4]\n" unless it begins with '!'
   jpp_status_code_t code;
@@ -179,6 +196,16 @@ static const refusal_t kRefusals[] = {
     {"%b:f32[4] = @mark (%a)", JPP_PARSE_ERROR, "test:3:19: expected a stage number"},
     {"%b:f32[4] = f %a", JPP_PARSE_ERROR, "test:3:15: expected '(' and the inputs"},
     {"%b:f32[4] = f(%a %a)", JPP_PARSE_ERROR, "test:3:18: expected ',' or ')'"},
+    {"%b:f32[4] = f(%a) copies", JPP_PARSE_ERROR, "test:3:25: expected a row"},
+    {"%b:f32[4] = f(%a) copies 1", JPP_GRAPH_ERROR,
+     "test:3:1: op 0 (f, ?): a copy has rows of its first input, from row 1 on"},
+    {"%b:f32[5] = f(%a) copies 0", JPP_GRAPH_ERROR, "test:3:1: op 0 (f, ?): a copy has"},
+    {"%b:f32[4] = f() copies 0", JPP_GRAPH_ERROR, "test:3:1: op 0 (f, ?): a copy has"},
+    {"%b:f32[2] = f(%a, %a) copies 0", JPP_GRAPH_ERROR, "op 0 (f, ?): a copy has"},
+    {"%b:f32[2], %c:f32[2] = f(%a) copies 0", JPP_GRAPH_ERROR, "op 0 (f, ?): a copy has"},
+    {"arg %b f32[]\narg %i s32[]\n%c:f32[] = f(%b, %i) copies 0", JPP_GRAPH_ERROR,
+     "test:5:1: op 0 (f, ?): a copy has"},
+    {"%b:f32[4] = @mark 0 (%a) copies 0", JPP_GRAPH_ERROR, "op 0 (mark, ?): a copy has"},
     {"%b:f32[4] = f(%a) cost x", JPP_PARSE_ERROR, "test:3:24: expected a cost"},
     {"%b:f32[4] = f(%a) at 3", JPP_PARSE_ERROR, "test:3:22: expected \"file:line\""},
     {"%b:f32[5] = @mark 0 (%a)", JPP_GRAPH_ERROR,
@@ -268,6 +295,7 @@ int main(void) {
       cmocka_unit_test(test_a_loop_may_have_no_results),
       cmocka_unit_test(test_shards_survive),
       cmocka_unit_test(test_memories_survive),
+      cmocka_unit_test(test_copies_survive),
       cmocka_unit_test(test_shards_are_printed_as_they_are_read),
       cmocka_unit_test(test_names_places_and_costs_survive),
       cmocka_unit_test(test_malformed_texts_are_refused_where_they_go_wrong),

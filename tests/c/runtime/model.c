@@ -131,7 +131,7 @@ void model_compile(model_t* model) {
   model->executables = calloc(tasks, sizeof(*model->executables));
   for (uint32_t t = 0; t < tasks; ++t) {
     if (!model->staged->tasks[t].num_ops || !has_rank(model, t)) continue;
-    if (model->options.zeros && jpp_staged_task_fills_zeros(model->staged, t)) continue;
+    if (model->options.copies && jpp_plan_task_copies(model->plan, t, NULL)) continue;
     model->executables[t].executable = model_compile_task(model, t);
     model->executables[t].portable =
         model->options.portable || model->options.plugin_path;

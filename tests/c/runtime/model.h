@@ -38,7 +38,7 @@ typedef struct model_options {
   uint32_t processes;  // of a slice
   const jpp_key_value_store_t* store;
   const char* plugin_path;  // NULL: the fake. With a plugin executables are portable.
-  bool zeros;  // tasks that fill zeros have no executable; others begin sums with 1
+  bool copies;  // tasks that only copy have no executable; others begin sums with 1
   const char* custom_call;       // plugin: what result 0 of task `custom_call_task` goes
   const char* custom_call_task;  // through
 } model_options_t;

@@ -85,7 +85,7 @@ static void test_every_call_may_fail(void** state) {
   fail_every_call(text, (model_options_t){.devices_per_rank = 2});
   fail_every_call(text, (model_options_t){.devices_per_rank = 3, .odd_have_one = true});
   fail_every_call(text, (model_options_t){.ranks_per_device = 9});
-  fail_every_call(text, (model_options_t){.zeros = true});
+  fail_every_call(text, (model_options_t){.copies = true});
   fail_every_call(text, (model_options_t){.ranks_per_device = 2, .device_threads = 2});
   free(text);
 }

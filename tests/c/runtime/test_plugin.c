@@ -28,15 +28,15 @@ static const char kTwoStages[] =
     "out %w\n"
     "out %u\n";
 
-static void run_two_stages(bool zeros) {
+static void run_two_stages(bool copies) {
   model_t* model = model_create(
-      kTwoStages, (model_options_t){.plugin_path = test_plugin_path(), .zeros = zeros});
+      kTwoStages, (model_options_t){.plugin_path = test_plugin_path(), .copies = copies});
   for (int step = 0; step < 3; ++step) {
     float numbers[kOutputs];
     model_run(model, numbers);
     // The last elements: number of the argument + 3 / 16.
     float w = 3.0f / 16, x = 1 + 3.0f / 16, v = 2 + 3.0f / 16;
-    float sum = zeros ? 0 : 1;
+    float sum = copies ? 0 : 1;
     for (int i = 0; i < 5; ++i) sum += 1 + (w + 1 + x + (float)i);
     assert_float_equal(numbers[0], sum, 0);
     assert_float_equal(numbers[1], sum, 0);
@@ -54,6 +54,39 @@ static void test_numbers_of_two_stages(void** state) {
 static void test_zeros_need_no_executable(void** state) {
   (void)state;
   run_two_stages(true);
+}
+
+// Stage 0 only copies: a row of %x for each microbatch, the last one from number 4 on.
+static void test_rows_need_no_executable(void** state) {
+  (void)state;
+  static const char kRows[] =
+      "graph \"rows\" ranks 2\n"
+      "arg %w f32[8] \"w\"\n"
+      "arg %x f32[5,4,2] \"x\"\n"
+      "loop microbatches 7 stages 2 schedule \"gpipe\" index %i {\n"
+      "  %u:u32[] = convert(%i) cheap copies 0\n"
+      "  %r:f32[1,4,2] = dynamic_slice(%x, %u) copies 0\n"
+      "  %f:f32[8] = reshape(%r) copies 0\n"
+      "  %m0:f32[8] = @mark 0 (%f)\n"
+      "  %h:f32[8] = add(%m0, %w) cost 10\n"
+      "  %m1:f32[8] = @mark 1 (%h)\n"
+      "} %L:f32[8] = add %m1\n"
+      "out %L\n";
+  model_t* model = model_create(
+      kRows, (model_options_t){.plugin_path = test_plugin_path(), .copies = true});
+  assert_string_equal(model->staged->tasks[0].name, "fwd_0");
+  assert_null(model->executables[0].executable);
+  for (int step = 0; step < 3; ++step) {
+    float numbers[kOutputs];
+    model_run(model, numbers);
+    float w = 7.0f / 16, sum = 0;
+    for (int i = 0; i < 7; ++i) {
+      int row = i < 4 ? i : 4;
+      sum += 1 + w + 1 + (float)(8 * row + 7) / 16;
+    }
+    assert_float_equal(numbers[0], sum, 0);
+  }
+  model_destroy(model);
 }
 
 static void test_schedules_give_the_same_numbers(void** state) {
@@ -189,6 +222,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_numbers_of_two_stages),
       cmocka_unit_test(test_zeros_need_no_executable),
+      cmocka_unit_test(test_rows_need_no_executable),
       cmocka_unit_test(test_schedules_give_the_same_numbers),
       cmocka_unit_test(test_a_failure_is_named_and_the_next_step_works),
       cmocka_unit_test(test_results_that_are_no_numbers_are_named),

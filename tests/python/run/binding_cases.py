@@ -260,7 +260,6 @@ def cases(step: Step) -> list[Case]:
         Case("Schedule.stage_ranks", lambda: schedule.stage_ranks),
         Case("Staged.tasks", lambda: step.staged.tasks),
         Case("Staged.op", lambda: step.staged.op, ("number", 0)),
-        Case("Staged.fills_zeros", lambda: step.staged.fills_zeros, ("number", 0)),
         Case("Staged.repeats", lambda: step.staged.repeats, ("number", 0)),
         Case("Staged.args", lambda: step.staged.args),
         Case("Staged.outputs", lambda: step.staged.outputs),
@@ -288,6 +287,7 @@ def cases(step: Step) -> list[Case]:
         Case("Plan.staged", lambda: step.plan.staged),
         Case("Plan.proof", lambda: step.plan.proof),
         Case("Plan.donations", lambda: step.plan.donations),
+        Case("Plan.copies", lambda: step.plan.copies, ("number", 0)),
         Case("Plan.summary", lambda: step.plan.summary),
         Case("Plan.costs", lambda: step.plan.costs, ("collectives", [])),
         Case(

@@ -1,0 +1,119 @@
+// Tasks that only copy, and need no module: zeros, rows of a batch, rows of stacked
+// weights, casts.
+#include "base/bytes.h"
+#include "jaxpp/program.h"
+
+// On one thread, casts of this many bytes take a few milliseconds, less than the
+// compilation of a module.
+static const uint64_t kMostCastBytes = 16 << 20;
+
+typedef struct reader {
+  const jpp_staged_t* staged;
+  const jpp_task_t* task;
+} reader_t;
+
+// The op of the task that makes the value; NULL if the task takes it.
+static const jpp_op_t* producer_in_task(const reader_t* r, uint32_t value) {
+  uint32_t producer = r->staged->values[value].producer;
+  for (uint32_t i = 0; i < r->task->num_ops; ++i) {
+    if (r->task->ops[i] == producer) return &r->staged->ops[producer];
+  }
+  return NULL;
+}
+
+static uint32_t position_of_input(const jpp_task_t* task, uint32_t value) {
+  for (uint32_t i = 0; i < task->num_inputs; ++i) {
+    if (task->inputs[i] == value) return i;
+  }
+  return JPP_NONE;
+}
+
+static const jpp_type_t* type_of(const reader_t* r, uint32_t value) {
+  return &r->staged->values[value].type;
+}
+
+// Whether the value is the microbatch's number, converted or not.
+static bool is_microbatch(const reader_t* r, uint32_t value) {
+  for (const jpp_op_t* op; (op = producer_in_task(r, value)); value = op->inputs[0]) {
+    if (!(op->flags & JPP_OP_COPY)) return false;
+    jpp_dtype_t dtype = type_of(r, op->first_output)->dtype;
+    if (dtype != JPP_DTYPE_S32 && dtype != JPP_DTYPE_U32) return false;
+  }
+  const jpp_graph_t* graph = r->staged->graph;
+  return r->task->loop != JPP_NONE && graph->loops[r->task->loop].index == value;
+}
+
+static bool is_argument(const jpp_graph_t* graph, uint32_t value) {
+  return value < graph->num_values && graph->values[value].producer == JPP_NONE &&
+         graph->values[value].loop == JPP_NONE;
+}
+
+// Several elements of a type smaller than a byte share one.
+static bool is_packed(jpp_dtype_t dtype) {
+  return jpp_dtype_device_bytes(dtype, 2) < 2 * (jpp_dtype_bits(dtype) / 8);
+}
+
+static bool can_convert(jpp_dtype_t from, jpp_dtype_t to) {
+  if (from == to) return !is_packed(from);
+  return (from == JPP_DTYPE_F32 && to == JPP_DTYPE_BF16) ||
+         (from == JPP_DTYPE_BF16 && to == JPP_DTYPE_F32);
+}
+
+// Adds the position of the op's output in its input. False if it is not known.
+static bool add_rows(const reader_t* r, const jpp_op_t* op, jpp_copy_t* copy) {
+  const jpp_type_t* from = type_of(r, op->inputs[0]);
+  uint64_t all = jpp_type_elements(from);
+  uint64_t left = all - jpp_type_elements(type_of(r, op->first_output));
+  uint64_t row = from->ndim ? all / (uint64_t)from->dims[0] : 0;
+  copy->first += op->attr * row;
+  if (op->num_inputs == 1) return true;
+  if (copy->row || op->attr || !is_microbatch(r, op->inputs[1])) return false;
+  copy->row = row;
+  copy->last = left / row;
+  return true;
+}
+
+// Follows the copies of the task from a result to an input.
+static bool follow(const reader_t* r, uint32_t value, jpp_copy_t* copy) {
+  jpp_dtype_t dtype = type_of(r, value)->dtype;
+  uint32_t casts = 0;
+  *copy = (jpp_copy_t){.input = JPP_NONE};
+  for (const jpp_op_t* op; (op = producer_in_task(r, value)); value = op->inputs[0]) {
+    if (!(op->flags & JPP_OP_COPY) || !add_rows(r, op, copy)) return false;
+    casts += type_of(r, op->inputs[0])->dtype != type_of(r, value)->dtype;
+  }
+  copy->input = position_of_input(r->task, value);
+  return casts <= 1 && can_convert(type_of(r, value)->dtype, dtype) &&
+         is_argument(r->staged->graph, value);
+}
+
+static bool is_zeros(const jpp_staged_t* staged, const jpp_op_t* op) {
+  if (op->kind != JPP_OP_INIT) return false;
+  return staged->graph->loops[op->loop].results[op->attr].reduce == JPP_REDUCE_ADD;
+}
+
+bool jpp_plan_task_copies(const jpp_plan_t* plan, uint32_t task, jpp_copy_t* out_copies) {
+  const jpp_staged_t* staged = plan->staged;
+  const reader_t r = {.staged = staged, .task = &staged->tasks[task]};
+  uint64_t cast_bytes = 0;
+  for (uint32_t i = 0; i < r.task->num_inputs; ++i) {
+    if (plan->bindings[task].donated_to[i] != JPP_NONE) return false;
+  }
+  for (uint32_t i = 0; i < r.task->num_ops; ++i) {
+    const jpp_op_t* op = &staged->ops[r.task->ops[i]];
+    if (!(op->flags & JPP_OP_COPY) && !is_zeros(staged, op)) return false;
+  }
+  for (uint32_t i = 0; i < r.task->num_outputs; ++i) {
+    uint32_t value = r.task->outputs[i];
+    const jpp_type_t* type = type_of(&r, value);
+    jpp_copy_t copy = {.input = JPP_NONE};
+    const jpp_op_t* op = producer_in_task(&r, value);
+    if (!op || (op->kind != JPP_OP_INIT && !follow(&r, value, &copy))) return false;
+    if (copy.input != JPP_NONE &&
+        type_of(&r, r.task->inputs[copy.input])->dtype != type->dtype) {
+      cast_bytes = jpp__bytes_add(cast_bytes, jpp_type_bytes(type));
+    }
+    if (out_copies) out_copies[i] = copy;
+  }
+  return r.task->num_ops && cast_bytes <= kMostCastBytes;
+}

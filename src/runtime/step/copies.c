@@ -1,0 +1,151 @@
+// Tasks without an executable, which only copy: see jpp_plan_task_copies(). The device's
+// memory is the host's.
+#include <string.h>
+
+#include "base/alloc.h"
+#include "base/bytes.h"
+#include "runtime/step/state.h"
+
+static uint64_t host_bytes(const jpp_type_t* type) {
+  return jpp__bytes_multiply(jpp_dtype_bits(type->dtype) / 8, jpp_type_elements(type));
+}
+
+static jpp_status_t* resolve_task(jpp_runtime_t* runtime, uint32_t id,
+                                  uint64_t* zero_bytes) {
+  const jpp_staged_t* staged = runtime->plan->staged;
+  const jpp_task_t* task = &staged->tasks[id];
+  jpp_copy_t* copies = NULL;
+  if (runtime->calls[id].executable || runtime->devices_per_rank > 1) return NULL;
+  if (!jpp_plan_task_copies(runtime->plan, id, NULL)) return NULL;
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&runtime->arena, task->num_outputs, &copies));
+  jpp_plan_task_copies(runtime->plan, id, copies);
+  for (uint32_t i = 0; i < task->num_outputs; ++i) {
+    uint64_t bytes = host_bytes(&staged->values[task->outputs[i]].type);
+    if (copies[i].input == JPP_NONE && bytes > *zero_bytes) *zero_bytes = bytes;
+  }
+  runtime->calls[id].copies = copies;
+  return NULL;
+}
+
+jpp_status_t* jpp__copies_resolve(jpp_runtime_t* runtime) {
+  for (uint32_t t = 0; t < runtime->plan->staged->num_tasks; ++t) {
+    JPP_RETURN_IF_ERROR(resolve_task(runtime, t, &runtime->zero_bytes));
+  }
+  if (!runtime->zero_bytes) return NULL;
+  // A large allocation of zeros takes no memory until it is written, which nothing does.
+  // copy_zeros() reports a failure.
+  jpp_status_free(jpp_alloc((size_t)runtime->zero_bytes, &runtime->zeros));
+  return NULL;
+}
+
+// --- One array ------------------------------------------------------------------------
+
+// Where an array comes from and where it goes.
+typedef struct jpp_copying {
+  jpp_client_t* client;
+  const jpp_type_t* type;  // of the result
+  uint32_t device;
+  jpp_buffer_t* source;  // NULL for zeros
+  jpp_dtype_t source_dtype;
+  uint64_t first;  // element of the source
+} jpp_copying_t;
+
+static jpp_status_t* upload(const jpp_copying_t* c, const void* data,
+                            jpp_buffer_t** out_buffer) {
+  jpp_host_array_t array = {.struct_size = sizeof(array),
+                            .data = data,
+                            .dtype = c->type->dtype,
+                            .rank = c->type->ndim,
+                            .dims = c->type->dims};
+  return jpp_client_buffer_from_host(c->client, &array, c->device, out_buffer);
+}
+
+static void widen(const uint16_t* from, uint64_t count, uint32_t* to) {
+  for (uint64_t i = 0; i < count; ++i) to[i] = (uint32_t)from[i] << 16;
+}
+
+// Rounds to the nearest bfloat16, ties to even. A NaN stays one.
+static void narrow(const uint32_t* from, uint64_t count, uint16_t* to) {
+  for (uint64_t i = 0; i < count; ++i) {
+    uint32_t bits = from[i];
+    bool is_nan = (bits & 0x7fffffff) > 0x7f800000;
+    uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+    to[i] = (uint16_t)(is_nan ? bits >> 16 | 0x40 : rounded);
+  }
+}
+
+static jpp_status_t* convert(const jpp_copying_t* c, const void* data,
+                             jpp_buffer_t** out_buffer) {
+  uint64_t count = jpp_type_elements(c->type);
+  void* converted = NULL;
+  JPP_RETURN_IF_ERROR(jpp_alloc((size_t)host_bytes(c->type), &converted));
+  if (c->type->dtype == JPP_DTYPE_BF16) {
+    narrow(data, count, converted);
+  } else {
+    widen(data, count, converted);
+  }
+  jpp_status_t* status = upload(c, converted, out_buffer);
+  jpp_free(converted);
+  return status;
+}
+
+// The arguments of a step are being computed at most by steps before it, on devices of
+// this process: the wait depends on no later issue.
+static jpp_status_t* await(jpp_client_t* client, jpp_buffer_t* buffer) {
+  jpp_event_t* event = NULL;
+  JPP_RETURN_IF_ERROR(jpp_client_buffer_ready_event(client, buffer, &event));
+  jpp_status_t* status = jpp_client_event_await(client, event);
+  jpp_client_event_destroy(client, event);
+  return status;
+}
+
+static jpp_status_t* copy_part(const jpp_copying_t* c, jpp_buffer_t** out_buffer) {
+  void* data = NULL;
+  JPP_RETURN_IF_ERROR(await(c->client, c->source));
+  JPP_RETURN_IF_ERROR(jpp_client_buffer_lend(c->client, c->source, &data));
+  const char* part = (char*)data + c->first * (jpp_dtype_bits(c->source_dtype) / 8);
+  bool is_cast = c->source_dtype != c->type->dtype;
+  jpp_status_t* status = (is_cast ? convert : upload)(c, part, out_buffer);
+  jpp_client_buffer_reclaim(c->client, c->source);
+  return status;
+}
+
+static jpp_status_t* copy_zeros(const jpp_runtime_t* runtime, const jpp_copying_t* c,
+                                jpp_buffer_t** out_buffer) {
+  if (runtime->zeros) return upload(c, runtime->zeros, out_buffer);
+  return jpp_status_make(JPP_OUT_OF_MEMORY, "zeros: allocation of %llu bytes failed",
+                         (unsigned long long)runtime->zero_bytes);
+}
+
+// --- A task ---------------------------------------------------------------------------
+
+static jpp_status_t* make_array(const jpp_actor_t* actor, const jpp_actor_instr_t* instr,
+                                uint32_t result) {
+  const jpp_runtime_t* runtime = actor->runtime;
+  const jpp_staged_t* staged = runtime->plan->staged;
+  const jpp_instr_t* run = &actor->program->instrs[instr->source];
+  const jpp_task_t* task = &staged->tasks[run->target];
+  const jpp_copy_t* copy = &instr->call->copies[result];
+  jpp_buffer_t** out_buffer = &actor->results[0][result];
+  jpp_copying_t c = {.client = runtime->client,
+                     .type = &staged->values[task->outputs[result]].type,
+                     .device = actor->devices[0]};
+  if (copy->input == JPP_NONE) return copy_zeros(runtime, &c, out_buffer);
+  uint64_t rows = run->microbatch < copy->last ? run->microbatch : copy->last;
+  c.source = actor->regs[instr->operands[copy->input]];
+  c.source_dtype = staged->values[task->inputs[copy->input]].type.dtype;
+  c.first = copy->first + rows * copy->row;
+  return copy_part(&c, out_buffer);
+}
+
+jpp_status_t* jpp__copies_make(const jpp_actor_t* actor, const jpp_actor_instr_t* instr) {
+  for (uint32_t k = 0; k < instr->num_results; ++k) {
+    jpp_status_t* status = make_array(actor, instr, k);
+    if (!status) continue;
+    while (k-- > 0) {
+      jpp_client_buffer_destroy(actor->runtime->client, actor->results[0][k]);
+    }
+    return status;
+  }
+  return NULL;
+}
