@@ -172,7 +172,9 @@ def test_an_axis_that_the_specs_shard() -> None:
     mesh = make_mesh(2, data=2)
     problem = problem_of({"w": 1, "b": 1}, [0, 4, 8])
     specs = ({"w": P(None, "data"), "b": P("data")}, None, None)
-    step = assert_trains_equal(problem, jaxpp.Std1F1B(2), mesh, in_specs=specs)
+    # Plain JAX is not sharded here. Both sides differ from a run in float64 by up to 5e-6, and
+    # in float64 they agree within 1e-13.
+    step = assert_trains_equal(problem, jaxpp.Std1F1B(2), mesh, tolerance=3e-5, in_specs=specs)
     assert traced_of(step, problem).argument_bounds[:2] == [Bounds(1, (0, 4, 8)), None]
 
 
