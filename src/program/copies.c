@@ -73,11 +73,10 @@ static bool add_rows(const reader_t* r, const jpp_op_t* op, jpp_copy_t* copy) {
   return true;
 }
 
-// Follows the copies of the task from a result to an input.
+// Follows the copies of the task from a result to an argument of the step.
 static bool follow(const reader_t* r, uint32_t value, jpp_copy_t* copy) {
   jpp_dtype_t dtype = type_of(r, value)->dtype;
   uint32_t casts = 0;
-  *copy = (jpp_copy_t){.input = JPP_NONE};
   for (const jpp_op_t* op; (op = producer_in_task(r, value)); value = op->inputs[0]) {
     if (!(op->flags & JPP_OP_COPY) || !add_rows(r, op, copy)) return false;
     casts += type_of(r, op->inputs[0])->dtype != type_of(r, value)->dtype;
@@ -87,33 +86,48 @@ static bool follow(const reader_t* r, uint32_t value, jpp_copy_t* copy) {
          is_argument(r->staged->graph, value);
 }
 
+static bool find_copy(const reader_t* r, uint32_t value, jpp_copy_t* out_copy) {
+  const jpp_op_t* op = producer_in_task(r, value);
+  *out_copy = (jpp_copy_t){.input = JPP_NONE};
+  return op && (op->kind == JPP_OP_INIT || follow(r, value, out_copy));
+}
+
+static uint64_t cast_bytes(const reader_t* r, uint32_t value, const jpp_copy_t* copy) {
+  const jpp_type_t* type = type_of(r, value);
+  if (copy->input == JPP_NONE) return 0;
+  bool casts = type_of(r, r->task->inputs[copy->input])->dtype != type->dtype;
+  return casts ? jpp_type_bytes(type) : 0;
+}
+
 static bool is_zeros(const jpp_staged_t* staged, const jpp_op_t* op) {
   if (op->kind != JPP_OP_INIT) return false;
   return staged->graph->loops[op->loop].results[op->attr].reduce == JPP_REDUCE_ADD;
 }
 
+static bool has_only_copies(const reader_t* r) {
+  for (uint32_t i = 0; i < r->task->num_ops; ++i) {
+    const jpp_op_t* op = &r->staged->ops[r->task->ops[i]];
+    if (!(op->flags & JPP_OP_COPY) && !is_zeros(r->staged, op)) return false;
+  }
+  return r->task->num_ops != 0;
+}
+
+static bool donates(const jpp_plan_t* plan, uint32_t task) {
+  for (uint32_t i = 0; i < plan->staged->tasks[task].num_inputs; ++i) {
+    if (plan->bindings[task].donated_to[i] != JPP_NONE) return true;
+  }
+  return false;
+}
+
 bool jpp_plan_task_copies(const jpp_plan_t* plan, uint32_t task, jpp_copy_t* out_copies) {
-  const jpp_staged_t* staged = plan->staged;
-  const reader_t r = {.staged = staged, .task = &staged->tasks[task]};
-  uint64_t cast_bytes = 0;
-  for (uint32_t i = 0; i < r.task->num_inputs; ++i) {
-    if (plan->bindings[task].donated_to[i] != JPP_NONE) return false;
-  }
-  for (uint32_t i = 0; i < r.task->num_ops; ++i) {
-    const jpp_op_t* op = &staged->ops[r.task->ops[i]];
-    if (!(op->flags & JPP_OP_COPY) && !is_zeros(staged, op)) return false;
-  }
+  const reader_t r = {.staged = plan->staged, .task = &plan->staged->tasks[task]};
+  uint64_t cast = 0;
+  if (!has_only_copies(&r) || donates(plan, task)) return false;
   for (uint32_t i = 0; i < r.task->num_outputs; ++i) {
-    uint32_t value = r.task->outputs[i];
-    const jpp_type_t* type = type_of(&r, value);
-    jpp_copy_t copy = {.input = JPP_NONE};
-    const jpp_op_t* op = producer_in_task(&r, value);
-    if (!op || (op->kind != JPP_OP_INIT && !follow(&r, value, &copy))) return false;
-    if (copy.input != JPP_NONE &&
-        type_of(&r, r.task->inputs[copy.input])->dtype != type->dtype) {
-      cast_bytes = jpp__bytes_add(cast_bytes, jpp_type_bytes(type));
-    }
+    jpp_copy_t copy;
+    if (!find_copy(&r, r.task->outputs[i], &copy)) return false;
+    cast = jpp__bytes_add(cast, cast_bytes(&r, r.task->outputs[i], &copy));
     if (out_copies) out_copies[i] = copy;
   }
-  return r.task->num_ops && cast_bytes <= kMostCastBytes;
+  return cast <= kMostCastBytes;
 }

@@ -15,14 +15,15 @@ static json_t* type_json(const jpp_type_t* type) {
 
 static json_t* op_json(const jpp_op_t* op) {
   return json_pack(
-      "{s:s, s:o, s:I, s:o, s:o, s:I, s:I, s:b, s:b, s:b, s:f, s:o}", "kind",
+      "{s:s, s:o, s:I, s:o, s:o, s:I, s:I, s:b, s:b, s:b, s:b, s:f, s:o}", "kind",
       jpp_op_kind_name((jpp_op_kind_t)op->kind), "name",
       jpp__json_text(op->name ? op->name : ""), "attr", (json_int_t)op->attr, "loop",
       jpp__json_id(op->loop), "inputs", jpp__json_ids(op->inputs, op->num_inputs),
       "first_output", (json_int_t)op->first_output, "num_outputs",
       (json_int_t)op->num_outputs, "cheap", (op->flags & JPP_OP_CHEAP) != 0, "backward",
       (op->flags & JPP_OP_BACKWARD) != 0, "effect", (op->flags & JPP_OP_EFFECT) != 0,
-      "cost", (double)op->cost, "where", jpp__json_text(op->where));
+      "copies", (op->flags & JPP_OP_COPY) != 0, "cost", (double)op->cost, "where",
+      jpp__json_text(op->where));
 }
 
 static json_t* ops_json(const jpp_op_t* ops, uint32_t count) {

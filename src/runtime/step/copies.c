@@ -1,7 +1,5 @@
 // Tasks without an executable, which only copy: see jpp_plan_task_copies(). The device's
 // memory is the host's.
-#include <string.h>
-
 #include "base/alloc.h"
 #include "base/bytes.h"
 #include "runtime/step/state.h"
