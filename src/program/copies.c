@@ -67,7 +67,7 @@ static bool add_rows(const reader_t* r, const jpp_op_t* op, jpp_copy_t* copy) {
   uint64_t row = from->ndim ? all / (uint64_t)from->dims[0] : 0;
   copy->first += op->attr * row;
   if (op->num_inputs == 1) return true;
-  if (copy->row || op->attr || !is_microbatch(r, op->inputs[1])) return false;
+  if (!row || copy->row || op->attr || !is_microbatch(r, op->inputs[1])) return false;
   copy->row = row;
   copy->last = left / row;
   return true;
