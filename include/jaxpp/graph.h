@@ -89,9 +89,10 @@ enum {
   // Has a visible effect (a callback): runs once per microbatch, or outside a loop once
   // per step, whether its results are used or not.
   JPP_OP_EFFECT = 4,
-  // JPP_OP_CALL: the output has consecutive elements of the first input, converted to its
-  // dtype. They begin in row `attr` of the input's first axis plus the second input, an
-  // s32[] or u32[], if there is one; an index beyond the last possible row is that row.
+  // A call that only copies: its output has consecutive elements of the first input, in
+  // their order, converted to the output's dtype. They begin in row `attr` of the input.
+  // A second input, an s32[] or u32[], is added to `attr`; the sum is clamped to the rows
+  // from which on the output fits.
   JPP_OP_COPY = 8,
 };
 

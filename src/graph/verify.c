@@ -149,8 +149,8 @@ static jpp_status_t* verify_loop(const jpp_graph_t* graph, uint32_t id) {
   return NULL;
 }
 
-// Whether the rows that the op copies are rows of its input.
-static bool copies_rows(const jpp_graph_t* graph, const jpp_op_t* op) {
+// Whether the output fits in the input, from the op's row on.
+static bool copy_fits(const jpp_graph_t* graph, const jpp_op_t* op) {
   if (op->num_inputs < 1 || op->num_inputs > 2 || op->num_outputs != 1) return false;
   const jpp_type_t* from = &graph->values[op->inputs[0]].type;
   uint64_t elements = jpp_type_elements(&graph->values[op->first_output].type);
@@ -167,12 +167,12 @@ static bool copies_rows(const jpp_graph_t* graph, const jpp_op_t* op) {
 
 static jpp_status_t* verify_copy(const jpp_graph_t* graph, uint32_t id) {
   const jpp_op_t* op = &graph->ops[id];
-  if (op->kind == JPP_OP_CALL && copies_rows(graph, op)) return NULL;
-  return jpp_status_make(
-      JPP_GRAPH_ERROR,
-      "op %u (%s, %s): a copy has rows of its first input, from row %u "
-      "on, and may take an s32[] or u32[] that is added to it",
-      id, op->name, op_where(op), op->attr);
+  if (op->kind == JPP_OP_CALL && copy_fits(graph, op)) return NULL;
+  return jpp_status_make(JPP_GRAPH_ERROR,
+                         "op %u (%s, %s): a copy from row %u on: expected an output that "
+                         "fits in the rest of the first input, and at most a second "
+                         "input, an s32[] or u32[]",
+                         id, op->name, op_where(op), op->attr);
 }
 
 jpp_status_t* jpp__graph_verify_op(const jpp_graph_t* graph, uint32_t id) {
