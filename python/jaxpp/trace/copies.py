@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax.numpy as jnp
 from jax.extend.core import Literal
 
 from jaxpp.trace.front import Operand
@@ -17,8 +18,11 @@ _WHOLE = {"broadcast_in_dim", "convert_element_type", "copy", "copy_p", "reshape
 
 
 def _row_of_slice(
-    name: str, params: Mapping[str, Any], operands: Sequence[Operand], shape: Sequence[int]
+    name: str, params: Mapping[str, Any], operands: Sequence[Operand], avals: Mapping[int, Any]
 ) -> int | None:
+    shape = avals[operands[0]].shape
+    if not shape:
+        return None
     if name == "slice" and params["strides"] is None:
         start, *rest = params["start_indices"]
         whole = params["limit_indices"][1:] == tuple(shape[1:])
@@ -26,7 +30,8 @@ def _row_of_slice(
     if name == "dynamic_slice" and params["slice_sizes"][1:] == tuple(shape[1:]):
         _, index, *rest = operands
         whole = all(isinstance(o, Literal) for o in rest)  # the only valid index is 0
-        return 0 if whole and isinstance(index, int) else None
+        is_index = isinstance(index, int) and avals[index].dtype in (jnp.int32, jnp.uint32)
+        return 0 if whole and is_index else None
     return None
 
 
@@ -53,6 +58,6 @@ def first_row(
     if not aval.size or not out.size:
         return None
     if name not in _WHOLE:
-        return _row_of_slice(name, params, operands, aval.shape) if aval.shape else None
+        return _row_of_slice(name, params, operands, avals)
     transposed = name == "reshape" and params["dimensions"] is not None
     return 0 if len(operands) == 1 and out.size == aval.size and not transposed else None

@@ -87,8 +87,8 @@ static jpp_status_t* convert(const jpp_copying_t* c, const void* data,
   return status;
 }
 
-// The arguments of a step are being computed at most by steps before it, on devices of
-// this process: the wait depends on no later issue.
+// JAX or an earlier step may still be computing an argument. Nothing that is issued later
+// has to happen first, so the wait ends.
 static jpp_status_t* await(jpp_client_t* client, jpp_buffer_t* buffer) {
   jpp_event_t* event = NULL;
   JPP_RETURN_IF_ERROR(jpp_client_buffer_ready_event(client, buffer, &event));

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -113,6 +114,17 @@ def test_what_the_runtime_does_not_copy() -> None:
         assert tasks_with_module(one, x) != []
     for ours, fun in zip(step(x), others, strict=True):
         np.testing.assert_array_equal(bits(ours), bits(jax.jit(fun)(x)))
+
+
+@pytest.mark.parametrize("dtype", ["int32", "uint32", "int8", "uint8", "int16"])
+def test_a_row_that_an_argument_names(dtype: str) -> None:
+    x = jnp.arange(24.0).reshape(6, 4)
+    fun = functools.partial(jax.lax.dynamic_index_in_dim, axis=0)
+    step = jaxpp.mpmd_jit_with_loop(fun, mesh_of(2, {}))
+    for row in (0, 4, 100, *([-2] if dtype.startswith("int") else [])):
+        index = jnp.asarray(row, dtype)
+        assert tasks_with_module(step, x, index) != []
+        np.testing.assert_array_equal(step(x, index), fun(x, index))
 
 
 def loss(params: Any, batch: Any, i: Any, mark: Any) -> Any:
