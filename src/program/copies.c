@@ -48,13 +48,9 @@ static bool is_argument(const jpp_graph_t* graph, uint32_t value) {
          graph->values[value].loop == JPP_NONE;
 }
 
-// Several elements of a type smaller than a byte share one.
-static bool is_packed(jpp_dtype_t dtype) {
-  return jpp_dtype_device_bytes(dtype, 2) < 2 * (jpp_dtype_bits(dtype) / 8);
-}
-
+// Devices pack elements that are smaller than a byte.
 static bool can_convert(jpp_dtype_t from, jpp_dtype_t to) {
-  if (from == to) return !is_packed(from);
+  if (from == to) return jpp_dtype_device_bytes(from, 8) == jpp_dtype_bits(from);
   return (from == JPP_DTYPE_F32 && to == JPP_DTYPE_BF16) ||
          (from == JPP_DTYPE_BF16 && to == JPP_DTYPE_F32);
 }

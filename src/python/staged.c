@@ -63,26 +63,19 @@ static PyObject* ranks_to_list(const jpp_staged_t* staged, jpp_rank_set_t ranks)
   return list;
 }
 
-// The number of a task is the only argument. False if it raised.
-static bool parse_task(PyObject* object, PyObject* args, const jpp_staged_t** out_staged,
-                       uint32_t* out_task) {
-  if (!PyArg_ParseTuple(args, "O&", jpp_py_u32_converter, out_task)) return false;
-  *out_staged = staged_of(object);
-  if (!*out_staged) return false;
-  if (*out_task < (*out_staged)->num_tasks) return true;
-  PyErr_Format(PyExc_IndexError, "no task %u", *out_task);
-  return false;
-}
-
 static PyObject* make_repeat(const void* repeats, uint64_t index) {
   const jpp_repeat_t* repeat = &((const jpp_repeat_t*)repeats)[index];
   return Py_BuildValue("III", repeat->first, repeat->length, repeat->count);
 }
 
 static PyObject* staged_repeats(PyObject* object, PyObject* args) {
-  const jpp_staged_t* staged = NULL;
   uint32_t task = 0;
-  if (!parse_task(object, args, &staged, &task)) return NULL;
+  if (!PyArg_ParseTuple(args, "O&", jpp_py_u32_converter, &task)) return NULL;
+  const jpp_staged_t* staged = staged_of(object);
+  if (!staged) return NULL;
+  if (task >= staged->num_tasks) {
+    return PyErr_Format(PyExc_IndexError, "no task %u", task);
+  }
   uint32_t num_ops = staged->tasks[task].num_ops, count = 0;
   uint32_t* ops = NULL;
   jpp_repeat_t* repeats = NULL;

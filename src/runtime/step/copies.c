@@ -2,14 +2,14 @@
 // memory is the host's.
 #include "base/alloc.h"
 #include "base/bytes.h"
+#include "device/wait.h"
 #include "runtime/step/state.h"
 
 static uint64_t host_bytes(const jpp_type_t* type) {
   return jpp__bytes_multiply(jpp_dtype_bits(type->dtype) / 8, jpp_type_elements(type));
 }
 
-static jpp_status_t* resolve_task(jpp_runtime_t* runtime, uint32_t id,
-                                  uint64_t* zero_bytes) {
+static jpp_status_t* resolve_task(jpp_runtime_t* runtime, uint32_t id) {
   const jpp_staged_t* staged = runtime->plan->staged;
   const jpp_task_t* task = &staged->tasks[id];
   jpp_copy_t* copies = NULL;
@@ -19,7 +19,8 @@ static jpp_status_t* resolve_task(jpp_runtime_t* runtime, uint32_t id,
   jpp_plan_task_copies(runtime->plan, id, copies);
   for (uint32_t i = 0; i < task->num_outputs; ++i) {
     uint64_t bytes = host_bytes(&staged->values[task->outputs[i]].type);
-    if (copies[i].input == JPP_NONE && bytes > *zero_bytes) *zero_bytes = bytes;
+    bool is_largest = copies[i].input == JPP_NONE && bytes > runtime->zero_bytes;
+    if (is_largest) runtime->zero_bytes = bytes;
   }
   runtime->calls[id].copies = copies;
   return NULL;
@@ -27,7 +28,7 @@ static jpp_status_t* resolve_task(jpp_runtime_t* runtime, uint32_t id,
 
 jpp_status_t* jpp__copies_resolve(jpp_runtime_t* runtime) {
   for (uint32_t t = 0; t < runtime->plan->staged->num_tasks; ++t) {
-    JPP_RETURN_IF_ERROR(resolve_task(runtime, t, &runtime->zero_bytes));
+    JPP_RETURN_IF_ERROR(resolve_task(runtime, t));
   }
   if (!runtime->zero_bytes) return NULL;
   // A large allocation of zeros takes no memory until it is written, which nothing does.
@@ -87,19 +88,11 @@ static jpp_status_t* convert(const jpp_copying_t* c, const void* data,
   return status;
 }
 
-// JAX or an earlier step may still be computing an argument. Nothing that is issued later
-// has to happen first, so the wait ends.
-static jpp_status_t* await(jpp_client_t* client, jpp_buffer_t* buffer) {
-  jpp_event_t* event = NULL;
-  JPP_RETURN_IF_ERROR(jpp_client_buffer_ready_event(client, buffer, &event));
-  jpp_status_t* status = jpp_client_event_await(client, event);
-  jpp_client_event_destroy(client, event);
-  return status;
-}
-
 static jpp_status_t* copy_part(const jpp_copying_t* c, jpp_buffer_t** out_buffer) {
   void* data = NULL;
-  JPP_RETURN_IF_ERROR(await(c->client, c->source));
+  // JAX or an earlier step may still be computing the argument. Nothing that is issued
+  // later has to happen first, so the wait ends.
+  JPP_RETURN_IF_ERROR(jpp__wait_buffer(c->client, c->source, "copy", NULL));
   JPP_RETURN_IF_ERROR(jpp_client_buffer_lend(c->client, c->source, &data));
   const char* part = (char*)data + c->first * (jpp_dtype_bits(c->source_dtype) / 8);
   bool is_cast = c->source_dtype != c->type->dtype;

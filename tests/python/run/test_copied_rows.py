@@ -43,7 +43,7 @@ def assert_copies(fun: Callable[..., Any], *args: Any) -> None:
 
 
 def random_chain(rng: np.random.Generator) -> Callable[[jax.Array], jax.Array]:
-    """A function of some ops, each of which takes consecutive elements."""
+    """A function of up to six ops. Each takes consecutive elements of its operand."""
     numbers = rng.integers(0, 1 << 30, size=8).tolist()
 
     def chain(x: jax.Array) -> jax.Array:
