@@ -242,14 +242,14 @@ static PyObject* make_donations(const void* context, uint64_t task) {
                           plan->bindings[task].donated_to);
 }
 
-static PyObject* plan_copies(PyObject* object, PyObject* args) {
-  uint32_t task = 0;
-  if (!PyArg_ParseTuple(args, "O&", jpp_py_u32_converter, &task)) return NULL;
+static PyObject* make_copies(const void* plan, uint64_t task) {
+  return PyBool_FromLong(jpp_plan_task_copies(plan, (uint32_t)task, NULL));
+}
+
+static PyObject* plan_copies(PyObject* object, PyObject* unused) {
+  (void)unused;
   const jpp_plan_t* plan = plan_of(object);
-  if (task < plan->staged->num_tasks) {
-    return PyBool_FromLong(jpp_plan_task_copies(plan, task, NULL));
-  }
-  return PyErr_Format(PyExc_IndexError, "no task %u", task);
+  return jpp_py_make_list(plan->staged->num_tasks, make_copies, plan);
 }
 
 static PyObject* plan_donations(PyObject* object, PyObject* unused) {
@@ -574,10 +574,11 @@ static PyMethodDef kMethods[] = {
     {"donations", plan_donations, METH_NOARGS,
      "donations($self, /)\n--\n\n"
      "For each input of each task, the output that takes over its memory, or None."},
-    {"copies", plan_copies, METH_VARARGS,
-     "copies($self, task, /)\n--\n\n"
-     "Whether the task only copies parts of the step's arguments, or fills arrays with "
-     "zeros, so that it needs no module on a rank of one device."},
+    {"copies", plan_copies, METH_NOARGS,
+     "copies($self, /)\n--\n\n"
+     "For each task, whether it only copies parts of the step's arguments, or fills "
+     "arrays "
+     "with zeros, so that it needs no module on a rank of one device."},
     {"summary", plan_summary, METH_NOARGS,
      "summary($self, /)\n--\n\nA RankSummary for each rank."},
     {"costs", plan_costs, METH_VARARGS,

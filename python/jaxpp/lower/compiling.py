@@ -124,7 +124,7 @@ class Compiler:
     def compile_all(self) -> list[_core.Executable | None]:
         staged = self.plan.staged()
         tasks = staged.tasks()
-        donations = self.plan.donations()
+        donations, copies = self.plan.donations(), self.plan.copies()
         _forget_unused()
         pool = concurrent.futures.ThreadPoolExecutor(max(2, os.cpu_count() or 1))
         try:
@@ -133,8 +133,7 @@ class Compiler:
             found: dict[int, Any] = {}
             for count, t in enumerate(order, start=1):
                 show(f"lowering task {count} of {len(tasks)}")
-                copies = self.plan.copies(t)
-                found[t] = self._submit(pool, tasks[t], donations[t], copies)
+                found[t] = self._submit(pool, tasks[t], donations[t], copies[t])
             executables: list[_core.Executable | None] = []
             for t, task in enumerate(tasks):
                 show(f"compiling task {t + 1} of {len(tasks)}")

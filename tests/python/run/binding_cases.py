@@ -287,7 +287,7 @@ def cases(step: Step) -> list[Case]:
         Case("Plan.staged", lambda: step.plan.staged),
         Case("Plan.proof", lambda: step.plan.proof),
         Case("Plan.donations", lambda: step.plan.donations),
-        Case("Plan.copies", lambda: step.plan.copies, ("number", 0)),
+        Case("Plan.copies", lambda: step.plan.copies),
         Case("Plan.summary", lambda: step.plan.summary),
         Case("Plan.costs", lambda: step.plan.costs, ("collectives", [])),
         Case(

@@ -28,8 +28,8 @@ def bits(array: Any) -> np.ndarray:
 
 def tasks_with_module(step: Any, *args: Any) -> list[str]:
     plan = step.compile(*args).compiled._traced.plan
-    tasks = plan.staged().tasks()
-    return [t.name for k, t in enumerate(tasks) if t.ops and not plan.copies(k)]
+    tasks = zip(plan.staged().tasks(), plan.copies(), strict=True)
+    return [task.name for task, copies in tasks if task.ops and not copies]
 
 
 def assert_copies(fun: Callable[..., Any], *args: Any) -> None:
