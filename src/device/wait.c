@@ -119,6 +119,13 @@ bool jpp__wait_event(jpp_client_t* client, jpp_event_t* event,
   return true;
 }
 
+bool jpp__wait_is_event_ready(jpp_client_t* client, jpp_event_t* event) {
+  bool ready = false;
+  if (!event) return true;
+  jpp_status_free(jpp_client_event_is_ready(client, event, &ready));
+  return ready;
+}
+
 jpp_status_t* jpp__wait_is_buffer_ready(jpp_client_t* client, jpp_buffer_t* buffer,
                                         bool* out_ready) {
   jpp_event_t* event = NULL;

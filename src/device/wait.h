@@ -24,6 +24,8 @@ jpp_status_t* jpp__wait_end_of(jpp_client_t* client, jpp_event_t** event) JPP_MU
 bool jpp__wait_event(jpp_client_t* client, jpp_event_t* event,
                      const jpp_interrupt_t* interrupt);
 
+// Whether the event is ready or NULL; false, too, if the device does not answer.
+bool jpp__wait_is_event_ready(jpp_client_t* client, jpp_event_t* event);
 // Whether the buffer's contents are ready; jpp__wait_buffer() returns their status.
 jpp_status_t* jpp__wait_is_buffer_ready(jpp_client_t* client, jpp_buffer_t* buffer,
                                         bool* out_ready) JPP_MUST_USE;

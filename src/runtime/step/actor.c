@@ -1,5 +1,6 @@
 // Resolves an actor's program: each instruction gets the executable, the channel and the
 // registers that it uses, so that a step looks nothing up.
+#include "device/wait.h"
 #include "runtime/step/state.h"
 
 static jpp_memory_t memory_of_input(const jpp_runtime_t* runtime,
@@ -304,4 +305,16 @@ jpp_status_t* jpp__actor_resolve(jpp_runtime_t* runtime, uint32_t rank) {
     }
   }
   return status;
+}
+
+jpp_status_t* jpp__actor_known_failure(const jpp_actor_t* actor, jpp_actor_step_t* step) {
+  jpp_client_t* client = actor->runtime->client;
+  size_t count = (size_t)step->runs * actor->runtime->devices_per_rank;
+  for (; step->settled < count; ++step->settled) {
+    jpp_event_t* event = step->events[step->settled];
+    if (!jpp__wait_is_event_ready(client, event)) break;
+    jpp_status_t* status = event ? jpp_client_event_await(client, event) : NULL;
+    if (status) return status;
+  }
+  return NULL;
 }

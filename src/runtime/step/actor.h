@@ -70,7 +70,7 @@ typedef struct jpp_actor_step {
   uint64_t* order;
   jpp_event_t** output_events;  // [num_outputs]
   uint32_t runs;                // runs issued so far
-  size_t settled;               // leading events of runs that are known to be ready
+  size_t settled;               // leading events of runs that are known to have succeeded
   jpp_status_t* error;          // the reason why the actor stopped issuing
   uint64_t error_order;
   jpp_actor_trace_t* trace;  // NULL: the step is not traced
@@ -128,5 +128,9 @@ typedef enum jpp_advance {
 
 // Issues instructions until the second run, a blocked instruction or the end.
 jpp_advance_t jpp__actor_advance(jpp_actor_t* actor);
+
+// The failure of the actor's first run that failed, without its place; NULL if none of
+// its runs failed up to the first that has not ended.
+jpp_status_t* jpp__actor_known_failure(const jpp_actor_t* actor, jpp_actor_step_t* step);
 
 #endif  // JPP_RUNTIME_ACTOR_H_

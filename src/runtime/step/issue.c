@@ -5,6 +5,9 @@
 #include "runtime/step/nans.h"
 #include "runtime/step/state.h"
 
+// A call that takes this long may have failed.
+enum { kSlowCallMs = 1000 };
+
 // --- RUN ------------------------------------------------------------------------------
 
 static void keep_results(const jpp_actor_t* actor, const jpp_actor_instr_t* instr) {
@@ -70,12 +73,22 @@ static jpp_status_t* execute_task(jpp_actor_t* actor, const jpp_actor_instr_t* i
   return NULL;
 }
 
+// An allocator may hold a call for ten seconds and then fail only the run's events. It
+// would hold each further call as long, so the failure has to be noticed here.
+static jpp_status_t* execute_and_watch(jpp_actor_t* actor,
+                                       const jpp_actor_instr_t* instr) {
+  int64_t start_ms = jpp__clock_coarse_ms();
+  JPP_RETURN_IF_ERROR(execute_task(actor, instr));
+  if (jpp__clock_coarse_ms() - start_ms < kSlowCallMs) return NULL;
+  return jpp__actor_known_failure(actor, actor->step);
+}
+
 static jpp_status_t* issue_run(jpp_actor_t* actor, const jpp_actor_instr_t* instr) {
   bool tracing = actor->step->trace != NULL;
   actor->step->order[instr->run] = actor->runtime->order++;
   actor->step->runs = instr->run + 1;
   int64_t issued = tracing ? jpp__clock_now() : 0;
-  JPP_RETURN_IF_ERROR(execute_task(actor, instr));
+  JPP_RETURN_IF_ERROR(execute_and_watch(actor, instr));
   if (actor->runtime->step->checks) JPP_RETURN_IF_ERROR(jpp__nans_check(actor, instr));
   return tracing ? jpp__trace_watch(actor, instr->run, issued) : NULL;
 }

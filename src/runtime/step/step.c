@@ -294,30 +294,14 @@ static bool is_given_up(const jpp_runtime_t* runtime, const jpp_step_t* step) {
   return is_cancelled(runtime, step) || is_hopeless(runtime);
 }
 
-static bool is_ready(jpp_client_t* client, jpp_event_t* event) {
-  bool ready = false;
-  if (!event) return true;
-  jpp_status_free(jpp_client_event_is_ready(client, event, &ready));
-  return ready;
-}
-
-// Whether a run of the step has failed. Follows each actor's runs in order, as far as
-// they have ended.
 static bool has_failed_run(const jpp_runtime_t* runtime, jpp_step_t* step) {
-  jpp_client_t* client = runtime->client;
-  jpp_status_t* status = NULL;
   for (uint32_t r = 0; r < runtime->plan->ranks; ++r) {
-    jpp_actor_step_t* actor = &step->actors[r];
-    size_t count = (size_t)actor->runs * runtime->devices_per_rank;
-    while (!status && actor->settled < count) {
-      jpp_event_t* event = actor->events[actor->settled];
-      if (!is_ready(client, event)) break;
-      if (event) status = jpp_client_event_await(client, event);
-      ++actor->settled;
-    }
+    jpp_status_t* status =
+        jpp__actor_known_failure(&runtime->actors[r], &step->actors[r]);
+    jpp_status_free(status);
+    if (status) return true;
   }
-  jpp_status_free(status);
-  return status != NULL;
+  return false;
 }
 
 static bool wait_should_end(void* user) {
@@ -359,7 +343,7 @@ static bool await_readiness(const jpp_runtime_t* runtime, jpp_step_t* step) {
 static void drop_unready(const jpp_runtime_t* runtime, jpp_event_t** events,
                          size_t count) {
   for (size_t i = 0; i < count; ++i) {
-    if (is_ready(runtime->client, events[i])) continue;
+    if (jpp__wait_is_event_ready(runtime->client, events[i])) continue;
     jpp_client_event_destroy(runtime->client, events[i]);
     events[i] = NULL;
   }

@@ -48,7 +48,7 @@ typedef struct jpp_fake_options {
   size_t struct_size;     // sizeof(jpp_fake_options_t)
   uint32_t device_count;  // 1 to JPP_FAKE_MAX_DEVICES
   uint32_t threads;       // worker threads; 0: the work is done when the call returns
-  uint32_t latency_us;    // duration of an execution in microseconds
+  uint32_t latency_us;    // of an execution, also of one that `failure` fails
   jpp_fake_failure_t failure;
   const jpp_key_value_store_t* store;  // required for several nodes, else NULL
   uint32_t node_id;                    // of this client, less than `num_nodes`

@@ -420,6 +420,33 @@ static void test_a_failed_step_does_not_wait_long(void** state) {
   free(text);
 }
 
+static uint64_t executions(const model_t* model) {
+  jpp_fake_stats_t stats;
+  ASSERT_OK(jpp_fake_stats(model->client, &stats));
+  return stats.executions;
+}
+
+// As with an allocator that waits in every call: no call follows the one that failed,
+// except those of other threads that issue at the same time, one for each other rank.
+static void test_a_failure_in_a_slow_call_is_noticed(void** state) {
+  (void)state;
+  char* text = model_chain(3, 3, 8);
+  model_options_t options = {.latency_us = 1200000};  // a call does its work
+  model_t* model = model_create(text, options);
+  model_give(model);
+  uint64_t before = executions(model);
+  ASSERT_OK(
+      jpp_fake_set_failure(model->client, (jpp_fake_failure_t){.at = 2, .async = true}));
+  jpp_status_t* status = model_step(model);
+  ASSERT_FAILS(status, JPP_EXECUTION_ERROR, "before_loop_0_1: execute: injected failure");
+  assert_in_range(executions(model) - before, 2, 4);
+  expect_no_outputs(model);
+  model_take_back(model);
+  model_expect_clean(model);
+  model_destroy(model);
+  free(text);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_every_call_may_fail),
@@ -434,6 +461,7 @@ int main(void) {
       cmocka_unit_test(test_create_may_fail_at_every_allocation),
       cmocka_unit_test(test_a_step_is_cancelled),
       cmocka_unit_test(test_a_failed_step_does_not_wait_long),
+      cmocka_unit_test(test_a_failure_in_a_slow_call_is_noticed),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -47,7 +47,7 @@ static jpp_status_t* task_check(const fake_task_t* task) {
 // Takes ownership of the task.
 static void task_run(fake_task_t* task) {
   jpp_status_t* error = task_check(task);
-  if (!error && task->latency_us) {
+  if ((!error || task->failure) && task->latency_us) {
     struct timespec latency = {.tv_sec = task->latency_us / 1000000,
                                .tv_nsec = (long)(task->latency_us % 1000000) * 1000};
     nanosleep(&latency, NULL);
