@@ -60,7 +60,8 @@ uint64_t jpp_dtype_device_bytes(jpp_dtype_t dtype, uint64_t elements) {
 }
 
 static bool dtype_name_equal(const char* name, const char* text, uint32_t length) {
-  return strlen(name) == length && memcmp(name, text, length) == 0;
+  return length && *name == *text && strlen(name) == length &&
+         memcmp(name, text, length) == 0;
 }
 
 jpp_dtype_t jpp_dtype_parse(const char* name, uint32_t length) {

@@ -6,19 +6,30 @@
 
 #include "base/hash.h"
 
-static jpp_map_entry_t* map_slot(const jpp_map_t* map, const char* key, uint32_t length) {
-  uint64_t hash = jpp__hash_bytes(JPP_HASH_START, key, length);
-  uint32_t i = (uint32_t)hash & (map->capacity - 1);
-  for (;; i = (i + 1) & (map->capacity - 1)) {
-    jpp_map_entry_t* entry = &map->entries[i];
-    if (!entry->key) return entry;
-    if (entry->length == length && memcmp(entry->key, key, length) == 0) return entry;
+static bool is_same(const jpp_map_entry_t* a, const jpp_map_entry_t* b) {
+  return a->hash == b->hash && a->length == b->length &&
+         memcmp(a->key, b->key, a->length) == 0;
+}
+
+// The entry with the same key, or the free one for it.
+static jpp_map_entry_t* map_slot(const jpp_map_t* map, const jpp_map_entry_t* wanted) {
+  uint32_t i = wanted->hash & (map->capacity - 1);
+  while (map->entries[i].key && !is_same(&map->entries[i], wanted)) {
+    i = (i + 1) & (map->capacity - 1);
   }
+  return &map->entries[i];
+}
+
+static jpp_map_entry_t make_entry(const char* key, uint32_t length, uint32_t value) {
+  uint64_t hash = jpp__hash_bytes(JPP_HASH_START, key, length);
+  return (jpp_map_entry_t){
+      .key = key, .length = length, .hash = (uint32_t)hash, .value = value};
 }
 
 uint32_t* jpp__map_find(const jpp_map_t* map, const char* key, uint32_t length) {
   if (!map->capacity) return NULL;
-  jpp_map_entry_t* entry = map_slot(map, key, length);
+  jpp_map_entry_t wanted = make_entry(key, length, 0);
+  jpp_map_entry_t* entry = map_slot(map, &wanted);
   return entry->key ? &entry->value : NULL;
 }
 
@@ -27,7 +38,7 @@ static jpp_status_t* map_grow(jpp_map_t* map) {
   JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(grown.capacity, &grown.entries));
   for (uint32_t i = 0; i < map->capacity; ++i) {
     const jpp_map_entry_t* entry = &map->entries[i];
-    if (entry->key) *map_slot(&grown, entry->key, entry->length) = *entry;
+    if (entry->key) *map_slot(&grown, entry) = *entry;
   }
   grown.count = map->count;
   jpp_free(map->entries);
@@ -35,11 +46,15 @@ static jpp_status_t* map_grow(jpp_map_t* map) {
   return NULL;
 }
 
-jpp_status_t* jpp__map_put(jpp_map_t* map, const char* key, uint32_t length,
-                           uint32_t value) {
+jpp_status_t* jpp__map_add(jpp_map_t* map, const char* key, uint32_t length,
+                           uint32_t value, bool* out_added) {
   if (map->count * 2 >= map->capacity) JPP_RETURN_IF_ERROR(map_grow(map));
-  jpp_map_entry_t* entry = map_slot(map, key, length);
-  *entry = (jpp_map_entry_t){.key = key, .length = length, .value = value};
+  jpp_map_entry_t made = make_entry(key, length, value);
+  jpp_map_entry_t* entry = map_slot(map, &made);
+  bool added = !entry->key;
+  if (out_added) *out_added = added;
+  if (!added) return NULL;
+  *entry = made;
   ++map->count;
   return NULL;
 }

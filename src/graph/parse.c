@@ -27,7 +27,7 @@ typedef struct parser {
 } parser_t;
 
 static bool at_punct(const parser_t* p, const char* text) {
-  return jpp__token_is(&p->lexer.token, JPP_TOKEN_PUNCT, text);
+  return p->lexer.token.kind == JPP_TOKEN_PUNCT && *p->lexer.token.text == *text;
 }
 
 static bool at_word(const parser_t* p, const char* text) {
@@ -48,6 +48,17 @@ static jpp_status_t* parse_string(parser_t* p, const char* what, const char** ou
   return jpp__lexer_next(&p->lexer);
 }
 
+// Most numbers are short and whole; strtod() takes four times as long for them.
+static bool read_digits(const jpp_token_t* token, double* out_number) {
+  uint64_t number = 0;
+  for (uint32_t i = 0; i < token->length; ++i) {
+    if (token->text[i] < '0' || token->text[i] > '9') return false;
+    number = number * 10 + (uint64_t)(token->text[i] - '0');
+  }
+  *out_number = (double)number;
+  return token->length <= 15;
+}
+
 static jpp_status_t* parse_number(parser_t* p, const char* what, double* out_number) {
   *out_number = 0;
   char buffer[40];
@@ -55,6 +66,7 @@ static jpp_status_t* parse_number(parser_t* p, const char* what, double* out_num
   if (token->kind != JPP_TOKEN_WORD || token->length >= sizeof(buffer)) {
     return jpp__lexer_expected(&p->lexer, what);
   }
+  if (read_digits(token, out_number)) return jpp__lexer_next(&p->lexer);
   memcpy(buffer, token->text, token->length);
   buffer[token->length] = 0;
   char* end = NULL;
@@ -150,17 +162,15 @@ static jpp_status_t* take_new_name(parser_t* p, jpp_token_t* out_name) {
   if (out_name->kind != JPP_TOKEN_VALUE) {
     return jpp__lexer_expected(&p->lexer, "a value name such as %3");
   }
-  if (jpp__map_find(&p->names, out_name->text, out_name->length)) {
-    return jpp__lexer_error(&p->lexer, out_name, "value is defined twice");
-  }
   return jpp__lexer_next(&p->lexer);
 }
 
 static jpp_status_t* define_name(parser_t* p, const jpp_token_t* name, uint32_t value) {
-  if (jpp__map_find(&p->names, name->text, name->length)) {
-    return jpp__lexer_error(&p->lexer, name, "value is defined twice");
-  }
-  return jpp__map_put(&p->names, name->text, name->length, value);
+  bool added = false;
+  JPP_RETURN_IF_ERROR(
+      jpp__map_add(&p->names, name->text, name->length, value, &added));
+  if (added) return NULL;
+  return jpp__lexer_error(&p->lexer, name, "value is defined twice");
 }
 
 static jpp_status_t* parse_use(parser_t* p, uint32_t* out_value) {

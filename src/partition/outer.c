@@ -350,8 +350,8 @@ static void append_given_name(const leveler_t* l, const char* name, jpp_str_t* s
   if (next) jpp_str_appendf(str, ".%u", (*next)++);
 }
 
-static jpp_status_t* note_name(leveler_t* l, const char* name) {
-  return jpp__map_put(&l->names, name, (uint32_t)strlen(name), 1);
+static jpp_status_t* note_name(leveler_t* l, const char* name, bool* out_added) {
+  return jpp__map_add(&l->names, name, (uint32_t)strlen(name), 1, out_added);
 }
 
 static jpp_status_t* name_task(leveler_t* l, const placed_op_t* first, jpp_task_t* task) {
@@ -368,10 +368,9 @@ static jpp_status_t* name_task(leveler_t* l, const placed_op_t* first, jpp_task_
   jpp_free(text);
   if (status || !given) return status;
   // The user may have given a task this name, too.
-  if (jpp__map_find(&l->names, task->name, (uint32_t)strlen(task->name))) {
-    return name_task(l, first, task);
-  }
-  return note_name(l, task->name);
+  bool added = false;
+  JPP_RETURN_IF_ERROR(note_name(l, task->name, &added));
+  return added ? NULL : name_task(l, first, task);
 }
 
 // Fills l->ops and l->inputs for a task with these ops.
@@ -446,7 +445,7 @@ static jpp_status_t* make_outer_tasks(leveler_t* l) {
   sort_placed(l);
   const placed_op_t* ops = l->placed.data;
   for (size_t t = 0; t < p->tasks.count; ++t) {
-    JPP_RETURN_IF_ERROR(note_name(l, p->tasks.data[t].name));
+    JPP_RETURN_IF_ERROR(note_name(l, p->tasks.data[t].name, NULL));
   }
   uint32_t phase = 0;
   for (size_t begin = 0, end = 0; begin < l->placed.count; begin = end) {

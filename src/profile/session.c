@@ -32,7 +32,7 @@ static jpp_status_t* number_name(jpp_profile_session_t* session, const char* nam
   *out_number = (uint32_t)session->names.count;
   JPP_RETURN_IF_ERROR(jpp__arena_strndup(&session->arena, name, length, &kept));
   JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(&session->names, kept));
-  return jpp__map_put(&session->numbers, kept, length, *out_number);
+  return jpp__map_add(&session->numbers, kept, length, *out_number, NULL);
 }
 
 // A walk along one rank's program and its runs.

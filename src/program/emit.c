@@ -171,12 +171,14 @@ static jpp_status_t* send_to_takers(const emitter_t* e, uint32_t value,
 
 // --- The messages of a task ----------------------------------------------
 
+// Nothing sends a state or the number of a microbatch.
 static jpp_status_t* find_received(const emitter_t* e, const jpp_task_t* task,
                                    jpp_u32_vec_t* found, transfers_t* transfers) {
   found->count = 0;
   for (uint32_t i = 0; i < task->num_inputs; ++i) {
-    if (jpp__program_site(e->b, task->rank, task->inputs[i])->makes) continue;
-    JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(found, task->inputs[i]));
+    uint32_t value = task->inputs[i], source = jpp__program_source(e->b, value);
+    if (source == JPP_NONE || jpp__program_site(e->b, task->rank, value)->makes) continue;
+    JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(found, value));
   }
   transfers->num_received = (uint32_t)found->count;
   return JPP_VEC_TO_ARENA(found, &e->b->scratch, &transfers->received);
