@@ -6,7 +6,8 @@
 #include <string.h>
 
 static bool is_word_char(char c) {
-  return isalnum((unsigned char)c) || c == '_' || c == '.' || c == '-' || c == '+';
+  return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || (c >= 'A' && c <= 'Z') ||
+         c == '_' || c == '.' || c == '-' || c == '+';
 }
 
 jpp_status_t* jpp__lexer_error(const jpp_lexer_t* lexer, const jpp_token_t* token,

@@ -25,7 +25,6 @@ static jpp_status_t* check_range(const place_t* place) {
   const jpp_schedule_task_t* task = place->task;
   const jpp_schedule_t* schedule = place->schedule;
   char name[JPP_TASK_NAME_SIZE];
-  jpp_task_name(task, name);
   if (task->kind > JPP_TASK_BWD_W) {
     return jpp_status_make(JPP_SCHEDULE_ERROR,
                            "rank %u, entry %llu: %u is not a kind of task (expected FWD, "
@@ -36,21 +35,22 @@ static jpp_status_t* check_range(const place_t* place) {
     return jpp_status_make(JPP_SCHEDULE_ERROR,
                            "rank %u, entry %llu: %s names stage %u, and the schedule has "
                            "stages 0 to %u",
-                           place->rank, position_of(place, place->entry), name,
-                           task->stage, schedule->stages - 1);
+                           place->rank, position_of(place, place->entry),
+                           jpp_task_name(task, name), task->stage, schedule->stages - 1);
   }
   if (task->microbatch >= schedule->microbatches) {
     return jpp_status_make(
         JPP_SCHEDULE_ERROR,
         "rank %u, entry %llu: %s names microbatch %u, and the loop has "
         "microbatches 0 to %u",
-        place->rank, position_of(place, place->entry), name, task->microbatch,
-        schedule->microbatches - 1);
+        place->rank, position_of(place, place->entry), jpp_task_name(task, name),
+        task->microbatch, schedule->microbatches - 1);
   }
   if (!task->latency) {
     return jpp_status_make(JPP_SCHEDULE_ERROR,
                            "rank %u, entry %llu: %s has latency 0 (expected at least 1)",
-                           place->rank, position_of(place, place->entry), name);
+                           place->rank, position_of(place, place->entry),
+                           jpp_task_name(task, name));
   }
   return NULL;
 }
