@@ -21,7 +21,7 @@ static jpp_step_t* slot_of(jpp_queue_t* queue, uint64_t number) {
 static void await_submission(jpp_runtime_t* runtime) {
   jpp_queue_t* queue = &runtime->queue;
   if (!runtime->network) {
-    pthread_cond_wait(&queue->changed, &queue->mutex);
+    pthread_cond_wait(&queue->to_issue, &queue->mutex);
     return;
   }
   bool working = queue->finished < queue->issued;
@@ -30,7 +30,7 @@ static void await_submission(jpp_runtime_t* runtime) {
   if (working && !some) jpp__network_check(runtime);
   pthread_mutex_lock(&queue->mutex);
   bool idle = queue->issued == atomic_load(&queue->submitted) && !queue->stopping;
-  if (!some && idle) jpp__wait_for(&queue->changed, &queue->mutex, kBriefNanoseconds);
+  if (!some && idle) jpp__wait_for(&queue->to_issue, &queue->mutex, kBriefNanoseconds);
 }
 
 // Takes one step after the other, and issues or finishes it.
@@ -41,7 +41,7 @@ static void follow_steps(jpp_runtime_t* runtime, bool finishes) {
   while (!queue->stopping || *done < atomic_load(&queue->submitted)) {
     if (*done == (finishes ? queue->issued : atomic_load(&queue->submitted))) {
       if (finishes) {
-        pthread_cond_wait(&queue->changed, &queue->mutex);
+        pthread_cond_wait(&queue->to_finish, &queue->mutex);
       } else {
         await_submission(runtime);
       }
@@ -53,7 +53,7 @@ static void follow_steps(jpp_runtime_t* runtime, bool finishes) {
     pthread_mutex_lock(&queue->mutex);
     ++*done;
     if (finishes) jpp__flight_finished(&runtime->flight, *done);
-    pthread_cond_broadcast(&queue->changed);
+    pthread_cond_broadcast(finishes ? &queue->has_finished : &queue->to_finish);
   }
   pthread_mutex_unlock(&queue->mutex);
 }
@@ -77,11 +77,15 @@ static jpp_status_t* start_thread(jpp_runtime_t* runtime, void* (*run)(void*),
 
 void jpp__queue_init(jpp_queue_t* queue) {
   pthread_mutex_init(&queue->mutex, NULL);
-  jpp__wait_init_condition(&queue->changed);
+  jpp__wait_init_condition(&queue->to_issue);
+  jpp__wait_init_condition(&queue->to_finish);
+  jpp__wait_init_condition(&queue->has_finished);
 }
 
 void jpp__queue_deinit(jpp_queue_t* queue) {
-  pthread_cond_destroy(&queue->changed);
+  pthread_cond_destroy(&queue->has_finished);
+  pthread_cond_destroy(&queue->to_finish);
+  pthread_cond_destroy(&queue->to_issue);
   pthread_mutex_destroy(&queue->mutex);
 }
 
@@ -94,7 +98,8 @@ void jpp__queue_stop(jpp_runtime_t* runtime) {
   jpp_queue_t* queue = &runtime->queue;
   pthread_mutex_lock(&queue->mutex);
   queue->stopping = true;
-  pthread_cond_broadcast(&queue->changed);
+  pthread_cond_signal(&queue->to_issue);
+  pthread_cond_signal(&queue->to_finish);
   pthread_mutex_unlock(&queue->mutex);
   if (queue->threads > 0) pthread_join(queue->issuer, NULL);
   if (queue->threads > 1) pthread_join(queue->finisher, NULL);
@@ -114,7 +119,7 @@ jpp_step_t* jpp__queue_reserve(jpp_runtime_t* runtime, const jpp_interrupt_t* in
       step->number = submitted + 1;
       queue->reserved = true;
     } else {
-      waiting = jpp__wait_slice(&queue->changed, &queue->mutex, interrupt);
+      waiting = jpp__wait_slice(&queue->has_finished, &queue->mutex, interrupt);
     }
   }
   pthread_mutex_unlock(&queue->mutex);
@@ -125,7 +130,8 @@ static void end_reservation(jpp_queue_t* queue, uint64_t submitted) {
   pthread_mutex_lock(&queue->mutex);
   queue->reserved = false;
   atomic_fetch_add(&queue->submitted, submitted);
-  pthread_cond_broadcast(&queue->changed);
+  pthread_cond_signal(&queue->to_issue);
+  pthread_cond_broadcast(&queue->has_finished);  // to callers that wait for a slot
   pthread_mutex_unlock(&queue->mutex);
 }
 
@@ -142,7 +148,7 @@ bool jpp__queue_await(jpp_runtime_t* runtime, uint64_t steps,
   bool waiting = true;
   pthread_mutex_lock(&queue->mutex);
   while (waiting && queue->finished < steps) {
-    waiting = jpp__wait_slice(&queue->changed, &queue->mutex, interrupt);
+    waiting = jpp__wait_slice(&queue->has_finished, &queue->mutex, interrupt);
   }
   bool finished = queue->finished >= steps;
   pthread_mutex_unlock(&queue->mutex);

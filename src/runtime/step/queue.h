@@ -18,7 +18,8 @@ typedef struct jpp_queue {
   uint32_t count;          // number of slots
   struct jpp_step* slots;  // [count]
   pthread_mutex_t mutex;   // guards the fields below
-  pthread_cond_t changed;
+  // Signalled to the issuing thread, to the finishing thread, and to callers.
+  pthread_cond_t to_issue, to_finish, has_finished;
   bool reserved;  // a caller is preparing the next step
   bool stopping;
   // Number of steps; signal handlers read it without the mutex.
