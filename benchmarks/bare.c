@@ -11,6 +11,7 @@ typedef struct bare_call {
   uint32_t num_args, num_results;
   uint32_t device;      // RUN: the rank's own device; SEND: the other rank's device
   uint64_t message;     // SEND, RECV
+  bool hands_over;      // SEND: the receiver gets the buffer itself
   jpp_memory_t memory;  // MOVE
   jpp_executable_t* executable;
   const uint32_t* donated_to;
@@ -37,6 +38,22 @@ typedef struct unroller {
   uint64_t* received;
 } unroller_t;
 
+// Whether a rank that sends a value next deletes it. As in the runtime, the receiver then
+// gets the buffer, if it can use it.
+static bool hands_over(const jpp_bare_t* bare, uint32_t rank, const jpp_instr_t* send) {
+  const jpp_program_t* program = &bare->options.plan->programs[rank];
+  const jpp_instr_t* end = program->instrs + program->num_instrs;
+  uint32_t reg = program->operands[send->first_operand];
+  if (!jpp_client_info(bare->options.client)->shares_buffers) return false;
+  for (const jpp_instr_t* next = send + 1; next < end; ++next) {
+    for (uint32_t i = 0; i < next->num_args; ++i) {
+      if (program->operands[next->first_operand + i] != reg) continue;
+      return next->kind == JPP_INSTR_DELETE;
+    }
+  }
+  return false;
+}
+
 static jpp_status_t* add_call(unroller_t* u, uint32_t rank, const jpp_instr_t* instr) {
   jpp_bare_t* bare = u->bare;
   const jpp_plan_t* plan = bare->options.plan;
@@ -58,6 +75,7 @@ static jpp_status_t* add_call(unroller_t* u, uint32_t rank, const jpp_instr_t* i
   } else if (instr->kind == JPP_INSTR_SEND) {
     call.device = bare->devices[plan->channels[instr->target].dst];
     call.message = bare->first_message[instr->target] + u->sent[instr->target]++;
+    call.hands_over = hands_over(bare, rank, instr);
   } else if (instr->kind == JPP_INSTR_RECV) {
     call.message = bare->first_message[instr->target] + u->received[instr->target]++;
   } else if (instr->kind == JPP_INSTR_MOVE) {
@@ -212,15 +230,24 @@ static jpp_status_t* run_task(jpp_bare_t* bare, const bare_call_t* call) {
   return NULL;
 }
 
+static jpp_status_t* send_value(const jpp_bare_t* bare, const bare_call_t* call) {
+  jpp_buffer_t** value = &bare->regs[call->registers[0]];
+  if (!call->hands_over) {
+    return jpp_client_buffer_copy_to_device(bare->options.client, *value, call->device,
+                                            &bare->messages[call->message]);
+  }
+  bare->messages[call->message] = *value;
+  *value = NULL;
+  return NULL;
+}
+
 static jpp_status_t* make_call(jpp_bare_t* bare, const bare_call_t* call) {
   jpp_client_t* client = bare->options.client;
   switch ((jpp_instr_kind_t)call->kind) {
     case JPP_INSTR_RUN:
       return run_task(bare, call);
     case JPP_INSTR_SEND:
-      return jpp_client_buffer_copy_to_device(client, bare->regs[call->registers[0]],
-                                              call->device,
-                                              &bare->messages[call->message]);
+      return send_value(bare, call);
     case JPP_INSTR_RECV:
       bare->regs[call->registers[0]] = bare->messages[call->message];
       return NULL;

@@ -143,9 +143,12 @@ typedef struct jpp_client_info {
   // "device, pinned_host, unpinned_host".
   const char* memory_kinds;
   // Execution runs the program inside the call: a CPU plugin, made with the option
-  // asynchronous=false. Use it for ranks of one device: programs with collectives that
-  // two threads execute at a time may wait for each other for ever.
+  // asynchronous=false. It executes programs for one device only: programs with
+  // collectives that two threads execute at a time could wait for each other for ever.
   bool runs_in_call;
+  // A program on one of the client's devices takes buffers of all of them: a client of a
+  // plugin that runs programs in the call.
+  bool shares_buffers;
 } jpp_client_info_t;
 
 // Borrowed for the lifetime of the client; never NULL.

@@ -145,6 +145,6 @@ jpp_status_t* jpp__lexer_init(jpp_lexer_t* lexer, const char* text, size_t lengt
 }
 
 bool jpp__token_is(const jpp_token_t* token, jpp_token_kind_t kind, const char* text) {
-  return token->kind == kind && *token->text == *text &&
-         strlen(text) == token->length && memcmp(token->text, text, token->length) == 0;
+  return token->kind == kind && *token->text == *text && strlen(text) == token->length &&
+         memcmp(token->text, text, token->length) == 0;
 }

@@ -167,8 +167,7 @@ static jpp_status_t* take_new_name(parser_t* p, jpp_token_t* out_name) {
 
 static jpp_status_t* define_name(parser_t* p, const jpp_token_t* name, uint32_t value) {
   bool added = false;
-  JPP_RETURN_IF_ERROR(
-      jpp__map_add(&p->names, name->text, name->length, value, &added));
+  JPP_RETURN_IF_ERROR(jpp__map_add(&p->names, name->text, name->length, value, &added));
   if (added) return NULL;
   return jpp__lexer_error(&p->lexer, name, "value is defined twice");
 }

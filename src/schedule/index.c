@@ -47,10 +47,9 @@ static jpp_status_t* check_range(const place_t* place) {
         task->microbatch, schedule->microbatches - 1);
   }
   if (!task->latency) {
-    return jpp_status_make(JPP_SCHEDULE_ERROR,
-                           "rank %u, entry %llu: %s has latency 0 (expected at least 1)",
-                           place->rank, position_of(place, place->entry),
-                           jpp_task_name(task, name));
+    return jpp_status_make(
+        JPP_SCHEDULE_ERROR, "rank %u, entry %llu: %s has latency 0 (expected at least 1)",
+        place->rank, position_of(place, place->entry), jpp_task_name(task, name));
   }
   return NULL;
 }

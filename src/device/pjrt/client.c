@@ -247,6 +247,20 @@ static jpp_status_t* client_read_devices(jpp_pjrt_client_t* client) {
   return NULL;
 }
 
+// If programs run in the call, all devices use the host's memory and the caller's thread.
+// The plugin's first device then stands for all of them, so that each takes the buffers
+// of the others without a copy.
+static jpp_status_t* join_devices(jpp_pjrt_client_t* client) {
+  PJRT_Device** joined = NULL;
+  if (!client->base.info.runs_in_call) return NULL;
+  uint32_t count = client->base.info.device_count;
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&client->arena, count, &joined));
+  for (uint32_t i = 0; i < count; ++i) joined[i] = client->devices[0];
+  client->devices = joined;
+  client->base.info.shares_buffers = true;
+  return NULL;
+}
+
 static jpp_status_t* client_init(jpp_pjrt_client_t* client,
                                  const jpp_pjrt_options_t* options) {
   JPP_RETURN_IF_ERROR(jpp__pjrt_plugin_load(options->plugin_path, &client->api));
@@ -254,8 +268,9 @@ static jpp_status_t* client_init(jpp_pjrt_client_t* client,
   JPP_RETURN_IF_ERROR(client_open(client, options));
   JPP_RETURN_IF_ERROR(client_read_platform(client));
   JPP_RETURN_IF_ERROR(client_read_devices(client));
-  JPP_RETURN_IF_ERROR(jpp__pjrt_memories_read(client));
-  return jpp__pjrt_nodes_read(client, options);
+  JPP_RETURN_IF_ERROR(jpp__pjrt_nodes_read(client, options));
+  JPP_RETURN_IF_ERROR(join_devices(client));
+  return jpp__pjrt_memories_read(client);
 }
 
 jpp_status_t* jpp_client_create_pjrt(const jpp_pjrt_options_t* options,

@@ -195,8 +195,18 @@ static jpp_status_t* execute_explain(const PJRT_Api* api, const jpp_execute_t* e
   return status;
 }
 
+static jpp_status_t* check_device_count(const jpp_client_t* client,
+                                        const jpp_execute_t* execute) {
+  if (execute->device_count == 1 || !client->info.runs_in_call) return NULL;
+  return jpp_status_make(JPP_UNSUPPORTED,
+                         "execute: expected a program for one device, because the client "
+                         "was made with asynchronous=false, found one for %u",
+                         execute->device_count);
+}
+
 jpp_status_t* jpp__pjrt_execute(jpp_client_t* base, const jpp_execute_t* execute) {
   const jpp_pjrt_client_t* client = jpp__pjrt_client(base);
+  JPP_RETURN_IF_ERROR(check_device_count(base, execute));
   PJRT_ExecuteOptions options = {.struct_size = PJRT_ExecuteOptions_STRUCT_SIZE};
   PJRT_LoadedExecutable_Execute_Args args = {
       .struct_size = PJRT_LoadedExecutable_Execute_Args_STRUCT_SIZE,

@@ -155,7 +155,7 @@ static jpp_status_t* find_moves(jpp_actor_t* actor, jpp_actor_instr_t* instrs) {
     jpp_actor_instr_t* instr = &instrs[i];
     bool reads = instr->kind != JPP_INSTR_DELETE;
     if (instr->kind == JPP_INSTR_SEND) {
-      instr->moves = instr->link->same_devices && !needed[instr->operands[0]];
+      instr->moves = instr->link->same_buffers && !needed[instr->operands[0]];
     }
     for (uint32_t k = 0; k < instr->num_results; ++k) {
       needed[instr->operands[instr->num_args + k]] = false;

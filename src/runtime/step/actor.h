@@ -30,8 +30,8 @@ typedef struct jpp_link {
   uint32_t sends, recvs;   // instructions
   uint32_t first_message;  // in jpp_tracer_t.message_ends
   bool remote;             // to or from a rank of another process
-  // Both ranks have the same devices.
-  bool same_devices;
+  // Each rank takes the buffers of the other.
+  bool same_buffers;
   // Of a remote link to which this process sends; else NULL.
   jpp_outbox_t* outbox;
   // Of a remote link from which this process receives; else NULL.

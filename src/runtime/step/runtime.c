@@ -155,8 +155,9 @@ static jpp_status_t* open_local_link(jpp_runtime_t* runtime, uint32_t index) {
   return jpp_transport_open_channel(runtime->transport, &spec, &link->channel);
 }
 
-static bool have_same_devices(const jpp_runtime_t* runtime,
+static bool take_same_buffers(const jpp_runtime_t* runtime,
                               const jpp_plan_channel_t* channel) {
+  if (jpp_client_info(runtime->client)->shares_buffers) return true;
   // The rows of ranks with fewer devices end with JPP_NO_DEVICE.
   const uint32_t* from = runtime->actors[channel->src].devices;
   const uint32_t* to = runtime->actors[channel->dst].devices;
@@ -183,7 +184,7 @@ static jpp_status_t* open_links(jpp_runtime_t* runtime, const char* transport) {
     bool receives = jpp__runtime_has_rank(runtime, link->plan->dst);
     link->remote = sends != receives;
     if (link->remote) runtime->remote_links[runtime->num_remote_links++] = link;
-    link->same_devices = have_same_devices(runtime, link->plan);
+    link->same_buffers = take_same_buffers(runtime, link->plan);
     if (sends && receives) JPP_RETURN_IF_ERROR(open_local_link(runtime, i));
   }
   return NULL;

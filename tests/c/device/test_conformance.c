@@ -107,6 +107,7 @@ static void test_portable_executable_runs_on_every_device(void** state) {
 static void test_one_execution_spans_two_devices(void** state) {
   jpp_client_t* client = client_of(state);
   if (jpp_client_info(client)->device_count < 2) return;
+  bool one_only = jpp_client_info(client)->shares_buffers;
   jpp_executable_t* add = test_compile(client, TEST_ADD_PAIR);
   jpp_buffer_t* args[2][2];
   jpp_buffer_t* results[2][1];
@@ -126,15 +127,38 @@ static void test_one_execution_spans_two_devices(void** state) {
                            .args = arg_rows,
                            .results = result_rows,
                            .events = events};
-  ASSERT_OK(jpp_client_execute(client, &execute));
+  if (one_only) {
+    ASSERT_FAILS(jpp_client_execute(client, &execute), JPP_UNSUPPORTED,
+                 "expected a program for one device");
+  } else {
+    ASSERT_OK(jpp_client_execute(client, &execute));
+  }
   for (uint32_t d = 0; d < 2; ++d) {
-    ASSERT_OK(jpp_client_event_await(client, events[d]));
-    test_expect(client, results[d][0], 10 + (float)d, 2);
-    jpp_client_event_destroy(client, events[d]);
-    jpp_client_buffer_destroy(client, results[d][0]);
+    if (!one_only) {
+      ASSERT_OK(jpp_client_event_await(client, events[d]));
+      test_expect(client, results[d][0], 10 + (float)d, 2);
+      jpp_client_event_destroy(client, events[d]);
+      jpp_client_buffer_destroy(client, results[d][0]);
+    }
     jpp_client_buffer_destroy(client, args[d][0]);
     jpp_client_buffer_destroy(client, args[d][1]);
   }
+  jpp_client_executable_destroy(client, add);
+}
+
+static void test_a_program_takes_buffers_of_other_devices(void** state) {
+  jpp_client_t* client = client_of(state);
+  const jpp_client_info_t* info = jpp_client_info(client);
+  if (info->device_count < 2 || !info->shares_buffers) return;
+  jpp_executable_t* add = test_compile(client, TEST_ADD);
+  jpp_buffer_t* a = test_upload(client, 0, 1);
+  jpp_buffer_t* b = test_upload(client, 1, 2);
+  jpp_buffer_t* sum = NULL;
+  ASSERT_OK(test_execute(client, add, a, b, &sum));
+  test_expect(client, sum, 3, 2);
+  jpp_client_buffer_destroy(client, a);
+  jpp_client_buffer_destroy(client, b);
+  jpp_client_buffer_destroy(client, sum);
   jpp_client_executable_destroy(client, add);
 }
 
@@ -496,6 +520,7 @@ int main(int argc, char** argv) {
       ON_CLIENT(test_two_results_come_in_order),
       ON_CLIENT(test_portable_executable_runs_on_every_device),
       ON_CLIENT(test_one_execution_spans_two_devices),
+      ON_CLIENT(test_a_program_takes_buffers_of_other_devices),
       ON_CLIENT(test_donated_buffer_is_gone_but_still_to_destroy),
       ON_CLIENT(test_donation_of_one_buffer_twice_is_refused),
       ON_CLIENT(test_copy_crosses_devices_and_outlives_its_source),
