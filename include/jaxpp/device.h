@@ -146,7 +146,7 @@ typedef struct jpp_client_info {
   // asynchronous=false. It executes programs for one device only: programs with
   // collectives that two threads execute at a time could wait for each other for ever.
   bool runs_in_call;
-  // A program on one of the client's devices takes buffers of all of them: a client of a
+  // A program on one of the client's devices takes buffers of all of them. True for a
   // plugin that runs programs in the call.
   bool shares_buffers;
 } jpp_client_info_t;
