@@ -248,8 +248,8 @@ static jpp_status_t* client_read_devices(jpp_pjrt_client_t* client) {
 }
 
 // If programs run in the call, all devices use the host's memory and the caller's thread.
-// The plugin's first device then stands for all of them, so that each takes the buffers
-// of the others without a copy.
+// Every number then means the plugin's first device, and no buffer has to be copied from
+// one device to another.
 static jpp_status_t* join_devices(jpp_pjrt_client_t* client) {
   PJRT_Device** joined = NULL;
   if (!client->base.info.runs_in_call) return NULL;

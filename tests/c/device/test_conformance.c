@@ -106,8 +106,8 @@ static void test_portable_executable_runs_on_every_device(void** state) {
 
 static void test_one_execution_spans_two_devices(void** state) {
   jpp_client_t* client = client_of(state);
-  if (jpp_client_info(client)->device_count < 2) return;
-  bool one_only = jpp_client_info(client)->shares_buffers;
+  const jpp_client_info_t* info = jpp_client_info(client);
+  if (info->device_count < 2 || info->shares_buffers) return;
   jpp_executable_t* add = test_compile(client, TEST_ADD_PAIR);
   jpp_buffer_t* args[2][2];
   jpp_buffer_t* results[2][1];
@@ -127,22 +127,37 @@ static void test_one_execution_spans_two_devices(void** state) {
                            .args = arg_rows,
                            .results = result_rows,
                            .events = events};
-  if (one_only) {
-    ASSERT_FAILS(jpp_client_execute(client, &execute), JPP_UNSUPPORTED,
-                 "expected a program for one device");
-  } else {
-    ASSERT_OK(jpp_client_execute(client, &execute));
-  }
+  ASSERT_OK(jpp_client_execute(client, &execute));
   for (uint32_t d = 0; d < 2; ++d) {
-    if (!one_only) {
-      ASSERT_OK(jpp_client_event_await(client, events[d]));
-      test_expect(client, results[d][0], 10 + (float)d, 2);
-      jpp_client_event_destroy(client, events[d]);
-      jpp_client_buffer_destroy(client, results[d][0]);
-    }
+    ASSERT_OK(jpp_client_event_await(client, events[d]));
+    test_expect(client, results[d][0], 10 + (float)d, 2);
+    jpp_client_event_destroy(client, events[d]);
+    jpp_client_buffer_destroy(client, results[d][0]);
     jpp_client_buffer_destroy(client, args[d][0]);
     jpp_client_buffer_destroy(client, args[d][1]);
   }
+  jpp_client_executable_destroy(client, add);
+}
+
+static void test_shared_buffers_need_programs_for_one_device(void** state) {
+  jpp_client_t* client = client_of(state);
+  if (!jpp_client_info(client)->shares_buffers) return;
+  jpp_executable_t* add = test_compile(client, TEST_ADD_PAIR);
+  jpp_buffer_t* a = test_upload(client, 0, 1);
+  jpp_buffer_t *args[2] = {a, a}, *results[2] = {NULL, NULL};
+  jpp_buffer_t* const* arg_rows[2] = {args, args};
+  jpp_buffer_t** result_rows[2] = {&results[0], &results[1]};
+  jpp_execute_t execute = {.struct_size = sizeof(execute),
+                           .executable = add,
+                           .device_count = 2,
+                           .arg_count = 2,
+                           .result_count = 1,
+                           .device = JPP_DEVICE_COMPILED,
+                           .args = arg_rows,
+                           .results = result_rows};
+  ASSERT_FAILS(jpp_client_execute(client, &execute), JPP_UNSUPPORTED,
+               "expected a program for one device");
+  jpp_client_buffer_destroy(client, a);
   jpp_client_executable_destroy(client, add);
 }
 
@@ -520,6 +535,7 @@ int main(int argc, char** argv) {
       ON_CLIENT(test_two_results_come_in_order),
       ON_CLIENT(test_portable_executable_runs_on_every_device),
       ON_CLIENT(test_one_execution_spans_two_devices),
+      ON_CLIENT(test_shared_buffers_need_programs_for_one_device),
       ON_CLIENT(test_a_program_takes_buffers_of_other_devices),
       ON_CLIENT(test_donated_buffer_is_gone_but_still_to_destroy),
       ON_CLIENT(test_donation_of_one_buffer_twice_is_refused),
