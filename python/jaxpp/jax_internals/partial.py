@@ -230,7 +230,8 @@ class Partials:
             return self._dimensions(end.operands[number], (*calls, owner))
         if owner.name != "func.func":
             found = self.of_ops.get(owner.results[0])
-            return found[number] if found else [()] * len(_shape(value))
+            # A callback's result is on one device and has no dimensions there.
+            return (found and found[number]) or [()] * len(_shape(value))
         if calls:
             return self._dimensions(calls[-1].operands[number], calls[:-1])
         return self.arguments[number] or [()] * len(_shape(value))

@@ -15,6 +15,7 @@ from __future__ import annotations
 import atexit
 import dataclasses
 import functools
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -28,6 +29,8 @@ __all__ = ["TARGET", "Callback", "Function", "redirect_callbacks", "renew_callba
 
 TARGET = "xla_ffi_python_cpu_callback"
 _TARGETS_OF_JAX = (TARGET, "xla_ffi_python_gpu_callback")
+
+_log = logging.getLogger("jaxpp")
 
 # Elements of an operand: (dtype, shape).
 _Type = tuple[Any, tuple[int, ...]]
@@ -60,7 +63,11 @@ class Function:
             raise
         except BaseException as error:
             where = where_raised(error.__traceback__)
-            return plain_text(f"the callback raised {raised_text(error)} (at {where})")
+            text = plain_text(f"the callback raised {raised_text(error)} (at {where})")
+            # If other devices of the rank wait for this one in a collective, XLA ends the
+            # process before the step can report the exception.
+            _log.error("%s", text)
+            return text
         return None
 
 

@@ -106,13 +106,13 @@ def test_a_print_under_control_flow(mesh2, capfd):
     assert capfd.readouterr().out.splitlines() == ["i 1"] * MICROBATCHES
 
 
-def test_pure_callback_gives_its_result_to_the_stage(mesh2):
+def test_pure_callback_gives_its_result_to_the_stage(any_mesh2):
     @jax.custom_jvp
     def scale(x):
         return jax.pure_callback(lambda x: 3 * np.asarray(x), x, x)
 
     scale.defjvp(lambda xs, ts: (scale(xs[0]), 3 * ts[0]))
-    _assert_same(_run(mesh2, scale), _run(mesh2, lambda x: 3 * x, plain=True))
+    _assert_same(_run(any_mesh2, scale), _run(any_mesh2, lambda x: 3 * x, plain=True))
 
 
 def test_callbacks_outside_the_loop_run_once_a_step(mesh2):
@@ -188,6 +188,15 @@ def test_an_exception_in_a_callback_fails_the_step_once_and_the_next_works(mesh2
     assert "rank 1" in text and "fwd_1" in text and "microbatch 0" in text
     fail[0] = False
     _assert_same(_run(mesh2, between), _run(mesh2, lambda x: x, plain=True))
+
+
+def test_what_a_callback_raises_is_logged_at_once(mesh2, caplog):
+    def check(x):
+        raise ZeroDivisionError("no such number")
+
+    with pytest.raises(jaxpp.JaxppError):
+        _run(mesh2, _looking(check))
+    assert "ZeroDivisionError: no such number (at " in caplog.text
 
 
 def test_what_a_callback_raises_is_any_text(mesh2):
