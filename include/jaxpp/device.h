@@ -193,6 +193,14 @@ JPP_API jpp_status_t* jpp_client_compile(jpp_client_t* client,
                                          const jpp_compile_request_t* request,
                                          jpp_executable_t** out_executable) JPP_MUST_USE;
 
+// Compiles the request of `compiled` once more, for other devices: the two requests
+// differ in nothing else. On CPUs and GPUs, the code is copied, which takes a fraction of
+// the time, unless `compiled` was itself copied or loaded from a folder, the plugin
+// cannot copy it, or the program runs on several nodes.
+JPP_API jpp_status_t* jpp_client_compile_again(
+    jpp_client_t* client, jpp_executable_t* compiled,
+    const jpp_compile_request_t* request, jpp_executable_t** out_executable) JPP_MUST_USE;
+
 typedef enum jpp_cache_outcome {
   JPP_CACHE_LOADED,       // from the folder
   JPP_CACHE_KEPT,         // compiled and stored in the folder
@@ -203,9 +211,9 @@ typedef enum jpp_cache_outcome {
 enum { kJppCacheKeySize = 65 };
 
 // The name of a program in a cache, 64 hexadecimal digits and a NUL: a SHA-256 of
-// everything that determines its code: the program, its options, the ids of its devices,
-// the plugin's version and file, this machine's processor, and XLA_FLAGS. `out_key` has
-// room for kJppCacheKeySize bytes.
+// everything that determines its code: the program, its options, the number of its
+// devices (and their ids, except on CPUs and GPUs), the plugin's version and file, this
+// machine's processor, and XLA_FLAGS. `out_key` has room for kJppCacheKeySize bytes.
 JPP_API jpp_status_t* jpp_client_cache_key(const jpp_client_t* client,
                                            const jpp_compile_request_t* request,
                                            char* out_key) JPP_MUST_USE;

@@ -649,6 +649,7 @@ class Client:
         kept: object,
         folder: bytes,
         identity: Buffer,
+        compiled: Executable = ...,
         /,
     ) -> Compiled: ...
     def warm_up(self, /) -> None: ...

@@ -84,16 +84,16 @@ static bool read_code(FILE* file, const char* key, void** out_bytes, size_t* out
 }
 
 // Returns NULL if there is no such file, or it cannot be used.
-static jpp_executable_t* load_program(jpp_client_t* client, const char* path,
-                                      const char* key) {
+static jpp_executable_t* load_program(jpp_client_t* client,
+                                      const jpp_compile_request_t* request,
+                                      const char* path, const char* key) {
   FILE* file = open_regular(path);
   if (!file) return NULL;
   void* bytes = NULL;
   size_t size = 0;
   jpp_executable_t* executable = NULL;
   if (read_code(file, key, &bytes, &size)) {
-    jpp_status_t* status =
-        client->vtable->executable_load(client, bytes, size, &executable);
+    jpp_status_t* status = jpp__compile_load(client, *request, bytes, size, &executable);
     if (status) JPP_LOG(JPP_LOG_WARNING, "%s: %s", path, jpp_status_message(status));
     jpp_status_free(status);
   }
@@ -167,15 +167,6 @@ static jpp_cache_outcome_t keep_program(jpp_client_t* client,
   return outcome;
 }
 
-// All nodes compile such a program together, so none of them may load it from a folder.
-static bool spans_nodes(const jpp_client_t* client,
-                        const jpp_compile_request_t* request) {
-  for (uint32_t i = 0; i < request->device_count; ++i) {
-    if (request->devices[i] >= client->info.device_count) return true;
-  }
-  return false;
-}
-
 // --- The call -------------------------------------------------------------------------
 
 jpp_status_t* jpp_client_compile_cached(jpp_client_t* client,
@@ -188,7 +179,8 @@ jpp_status_t* jpp_client_compile_cached(jpp_client_t* client,
   *out_outcome = JPP_CACHE_NOT_KEPT;
   jpp_compile_request_t full;
   JPP_RETURN_IF_ERROR(jpp__compile_request_read(request, &full));
-  if (spans_nodes(client, &full)) {
+  // None of the nodes may load a program that the others compile together with it.
+  if (jpp__compile_spans_nodes(client, &full)) {
     return jpp_client_compile(client, &full, out_executable);
   }
   char* path = NULL;
@@ -198,7 +190,7 @@ jpp_status_t* jpp_client_compile_cached(jpp_client_t* client,
     key = made_key;
   }
   JPP_RETURN_IF_ERROR(make_path(folder, key, "", &path));
-  *out_executable = load_program(client, path, key);
+  *out_executable = load_program(client, &full, path, key);
   jpp_status_t* status = NULL;
   if (*out_executable) {
     *out_outcome = JPP_CACHE_LOADED;

@@ -75,14 +75,16 @@ static void add_xla_flags(jpp_sha256_t* hash) {
   }
 }
 
-static void add_program(jpp_sha256_t* hash, const jpp_client_info_t* info,
+static void add_program(jpp_sha256_t* hash, const jpp_client_t* client,
                         const jpp_compile_request_t* request) {
+  const jpp_client_info_t* info = &client->info;
   const char* code = request->identity ? request->identity : request->code;
   size_t size = request->identity ? request->identity_size : request->code_size;
   add_part(hash, code, size);
   add_text(hash, request->format);
   add_part(hash, request->options, request->options ? request->options_size : 0);
   jpp__sha256_add(hash, &request->device_count, sizeof(request->device_count));
+  if (jpp__compile_fits_all_devices(client)) return;
   for (uint32_t i = 0; i < request->device_count; ++i) {
     uint32_t device = request->devices[i];
     int32_t id =
@@ -99,7 +101,7 @@ jpp_status_t* jpp_client_cache_key(const jpp_client_t* client,
   jpp_sha256_t hash;
   uint8_t digest[kJppSha256Size];
   jpp__sha256_begin(&hash);
-  add_program(&hash, &client->info, &full);
+  add_program(&hash, client, &full);
   add_text(&hash, client->info.driver);
   add_text(&hash, client->info.platform_name);
   add_text(&hash, client->info.platform_version);

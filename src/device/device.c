@@ -6,7 +6,6 @@
 #include "base/log.h"
 #include "base/null.h"
 #include "base/struct_size.h"
-#include "device/assignment.h"
 #include "device/driver.h"
 #include "device/hlo.h"
 #include "device/process.h"
@@ -19,7 +18,7 @@ const jpp_client_info_t* jpp_client_info(const jpp_client_t* client) {
   return &client->info;
 }
 
-static jpp_status_t* client_check_device(const jpp_client_t* client, uint32_t device) {
+jpp_status_t* jpp__client_check_device(const jpp_client_t* client, uint32_t device) {
   if (device < client->info.device_count) return NULL;
   return jpp_status_make(JPP_DEVICES_ERROR,
                          "expected a device index below %u, the devices of platform %s; "
@@ -39,64 +38,6 @@ jpp_status_t* jpp_client_check_memory(const jpp_client_t* client, jpp_memory_t m
                          "expected devices of platform %s with the memory %s, found "
                          "devices with %s",
                          client->info.platform_name, name, client->info.memory_kinds);
-}
-
-jpp_status_t* jpp__compile_request_read(const jpp_compile_request_t* given,
-                                        jpp_compile_request_t* out_request) {
-  JPP_RETURN_IF_ERROR(
-      JPP_OPTIONS_COPY(jpp_compile_request_t, identity_size, given, out_request));
-  const jpp_compile_request_t* request = out_request;
-  JPP_RETURN_IF_NULL(request->code, request->format);
-  if (request->device_count) JPP_RETURN_IF_NULL(request->devices);
-  return NULL;
-}
-
-static jpp_status_t* check_assignment(const jpp_client_t* client,
-                                      const jpp_compile_request_t* request) {
-  const jpp_client_info_t* info = &client->info;
-  bool has_own = false;
-  for (uint32_t i = 0; i < request->device_count; ++i) {
-    uint32_t device = request->devices[i];
-    has_own |= device < info->device_count;
-    // Without other nodes, the message is that of all calls that name a device.
-    if (info->global_device_count == info->device_count) {
-      JPP_RETURN_IF_ERROR(client_check_device(client, device));
-    } else if (device >= info->global_device_count) {
-      return jpp_status_make(JPP_DEVICES_ERROR,
-                             "expected a device index below %u, the devices of all nodes "
-                             "of platform %s; found %u",
-                             info->global_device_count, info->platform_name, device);
-    }
-  }
-  if (has_own) return NULL;
-  return jpp_status_make(JPP_DEVICES_ERROR,
-                         "compile: expected a program with a partition on one of the %u "
-                         "devices of node %u, found none",
-                         info->device_count, info->node_id);
-}
-
-jpp_status_t* jpp_client_compile(jpp_client_t* client,
-                                 const jpp_compile_request_t* request,
-                                 jpp_executable_t** out_executable) {
-  JPP_RETURN_IF_NULL(client, request, out_executable);
-  *out_executable = NULL;
-  jpp_compile_request_t full;
-  JPP_RETURN_IF_ERROR(jpp__compile_request_read(request, &full));
-  JPP_RETURN_IF_ERROR(jpp_process_check());
-  JPP_LOG(JPP_LOG_DEBUG, "compiling %zu bytes of code", full.code_size);
-  if (!full.device_count) return client->vtable->compile(client, &full, out_executable);
-  JPP_RETURN_IF_ERROR(check_assignment(client, &full));
-  jpp_str_t options = {0};
-  jpp__assignment_append(client, &full, &options);
-  jpp_status_t* status = options.error;
-  options.error = NULL;
-  if (!status) {
-    full.options = options.data;
-    full.options_size = options.length;
-    status = client->vtable->compile(client, &full, out_executable);
-  }
-  jpp_str_deinit(&options);
-  return status;
 }
 
 jpp_status_t* jpp_client_executable_result_count(jpp_client_t* client,
@@ -152,7 +93,7 @@ static jpp_status_t* execute_check_device(const jpp_client_t* client,
                            "an execution on device %d expects device_count 1, found %u",
                            execute->device, execute->device_count);
   }
-  return client_check_device(client, (uint32_t)execute->device);
+  return jpp__client_check_device(client, (uint32_t)execute->device);
 }
 
 jpp_status_t* jpp_client_execute(jpp_client_t* client, const jpp_execute_t* execute) {
@@ -197,7 +138,7 @@ jpp_status_t* jpp_client_buffer_from_host(jpp_client_t* client,
   JPP_RETURN_IF_NULL(client, array, out_buffer);
   *out_buffer = NULL;
   JPP_RETURN_IF_ERROR(jpp_process_check());
-  JPP_RETURN_IF_ERROR(client_check_device(client, device));
+  JPP_RETURN_IF_ERROR(jpp__client_check_device(client, device));
   jpp_host_array_t full;
   JPP_RETURN_IF_ERROR(JPP_OPTIONS_COPY(jpp_host_array_t, byte_strides, array, &full));
   jpp_buffer_shape_t shape = {.dtype = full.dtype, .rank = full.rank, .dims = full.dims};
@@ -232,7 +173,7 @@ jpp_status_t* jpp_client_buffer_copy_to_memory(jpp_client_t* client, jpp_buffer_
                                                jpp_buffer_t** out_buffer) {
   JPP_RETURN_IF_NULL(client, buffer, out_buffer);
   *out_buffer = NULL;
-  JPP_RETURN_IF_ERROR(client_check_device(client, device));
+  JPP_RETURN_IF_ERROR(jpp__client_check_device(client, device));
   JPP_RETURN_IF_ERROR(jpp_client_check_memory(client, memory));
   JPP_RETURN_IF_ERROR(jpp_process_check());
   return client->vtable->buffer_copy(client, buffer, device, memory, out_buffer);
@@ -284,7 +225,7 @@ jpp_status_t* jpp_client_buffer_borrow(jpp_client_t* client,
   JPP_RETURN_IF_NULL(client, foreign, out_buffer);
   *out_buffer = NULL;
   JPP_RETURN_IF_ERROR(jpp_process_check());
-  JPP_RETURN_IF_ERROR(client_check_device(client, foreign->device));
+  JPP_RETURN_IF_ERROR(jpp__client_check_device(client, foreign->device));
   JPP_RETURN_IF_ERROR(shape_check(&foreign->shape));
   return client->vtable->buffer_borrow(client, foreign, out_buffer);
 }
@@ -331,10 +272,10 @@ jpp_status_t* jpp__client_executable_serialize_unsupported(jpp_client_t* client,
                          client->info.driver);
 }
 
-jpp_status_t* jpp__client_executable_load_unsupported(jpp_client_t* client,
-                                                      const void* bytes, size_t size,
-                                                      jpp_executable_t** out_executable) {
-  (void)bytes, (void)size, (void)out_executable;
+jpp_status_t* jpp__client_executable_load_unsupported(
+    jpp_client_t* client, const jpp_compile_request_t* request, const void* bytes,
+    size_t size, jpp_executable_t** out_executable) {
+  (void)request, (void)bytes, (void)size, (void)out_executable;
   return jpp_status_make(JPP_UNSUPPORTED, "driver %s cannot load compiled programs",
                          client->info.driver);
 }

@@ -15,7 +15,11 @@ typedef struct jpp_client_vtable {
   jpp_status_t* (*executable_serialize)(jpp_client_t* client,
                                         jpp_executable_t* executable, void** out_bytes,
                                         size_t* out_size);
-  jpp_status_t* (*executable_load)(jpp_client_t* client, const void* bytes, size_t size,
+  // Loads what executable_serialize() wrote. `request` has the options, which include the
+  // assignment of `devices`; the program may have been compiled for others.
+  jpp_status_t* (*executable_load)(jpp_client_t* client,
+                                   const jpp_compile_request_t* request,
+                                   const void* bytes, size_t size,
                                    jpp_executable_t** out_executable);
   jpp_status_t* (*executable_result_count)(jpp_client_t* client,
                                            jpp_executable_t* executable,
@@ -64,18 +68,33 @@ struct jpp_client {
   uint64_t build;  // distinguishes builds of the same version; 0: unknown
 };
 
-// Converts a caller's request of any version to this version.
+// device.c: JPP_DEVICES_ERROR unless the client has the device.
+jpp_status_t* jpp__client_check_device(const jpp_client_t* client,
+                                       uint32_t device) JPP_MUST_USE;
+
+// compile.c: converts a caller's request of any version to this version.
 jpp_status_t* jpp__compile_request_read(const jpp_compile_request_t* given,
                                         jpp_compile_request_t* out_request) JPP_MUST_USE;
+// Whether the program runs on devices of several nodes, which compile it together.
+bool jpp__compile_spans_nodes(const jpp_client_t* client,
+                              const jpp_compile_request_t* request);
+// Whether a program's code is the same for all devices of its platform. On TPUs, it may
+// depend on the links between them.
+bool jpp__compile_fits_all_devices(const jpp_client_t* client);
+// Loads a serialized program for the devices of a request that
+// jpp__compile_request_read() has returned.
+jpp_status_t* jpp__compile_load(jpp_client_t* client, jpp_compile_request_t request,
+                                const void* bytes, size_t size,
+                                jpp_executable_t** out_executable) JPP_MUST_USE;
 
 // Rows for drivers without these operations.
 jpp_status_t* jpp__client_executable_serialize_unsupported(jpp_client_t* client,
                                                            jpp_executable_t* executable,
                                                            void** out_bytes,
                                                            size_t* out_size);
-jpp_status_t* jpp__client_executable_load_unsupported(jpp_client_t* client,
-                                                      const void* bytes, size_t size,
-                                                      jpp_executable_t** out_executable);
+jpp_status_t* jpp__client_executable_load_unsupported(
+    jpp_client_t* client, const jpp_compile_request_t* request, const void* bytes,
+    size_t size, jpp_executable_t** out_executable);
 jpp_status_t* jpp__client_executable_hlo_unsupported(jpp_client_t* client,
                                                      jpp_executable_t* executable,
                                                      void** out_bytes, size_t* out_size);

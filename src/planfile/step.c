@@ -68,6 +68,7 @@ jpp_status_t* jpp_planfile_devices(const jpp_planfile_t* file, const jpp_client_
 // ranks.
 typedef struct job {
   uint32_t module, task;  // the first task that runs it
+  uint32_t first;  // an earlier job for the same module; JPP_NONE: this is the first
   jpp_executable_t* executable;
   jpp_status_t* status;
 } job_t;
@@ -80,6 +81,7 @@ struct jpp_planfile_step {
   job_t* jobs;          // [num_tasks], the first num_jobs are used
   uint32_t num_jobs;
   atomic_uint next_job;  // for the threads that compile
+  bool copies;           // whether they run the jobs that have a `first`, or the others
   atomic_bool failed;
   jpp_task_executable_t* executables;  // [num_tasks]
   jpp_array_t** constants;             // [num_constants]
@@ -92,6 +94,14 @@ static const jpp_staged_t* staged_of(const jpp_planfile_step_t* step) {
 
 static bool is_portable(const jpp_planfile_step_t* step) {
   return step->file->contents.devices_per_rank == 1;
+}
+
+// The first job for the module; JPP_NONE if there is none.
+static uint32_t find_first(const jpp_planfile_step_t* step, uint32_t module) {
+  for (uint32_t i = 0; i < step->num_jobs; ++i) {
+    if (step->jobs[i].module == module) return i;
+  }
+  return JPP_NONE;
 }
 
 static jpp_status_t* make_jobs(jpp_planfile_step_t* step) {
@@ -113,7 +123,8 @@ static jpp_status_t* make_jobs(jpp_planfile_step_t* step) {
       at = at * contents->planned->ranks + staged_of(step)->tasks[t].rank;
     }
     if (!job_of[at]) {
-      step->jobs[step->num_jobs] = (job_t){.module = module, .task = t};
+      step->jobs[step->num_jobs] =
+          (job_t){.module = module, .task = t, .first = find_first(step, module)};
       job_of[at] = ++step->num_jobs;
     }
     step->task_jobs[t] = job_of[at] - 1;
@@ -152,7 +163,11 @@ static jpp_status_t* compile_job(const jpp_planfile_step_t* step, job_t* job) {
       .devices = step->devices + (size_t)task->rank * contents->devices_per_rank,
       .device_count =
           is_portable(step) ? 0 : jpp__planfile_count_devices(contents, task->rank)};
-  jpp_status_t* status = jpp_client_compile(step->client, &request, &job->executable);
+  jpp_status_t* status =
+      job->first == JPP_NONE
+          ? jpp_client_compile(step->client, &request, &job->executable)
+          : jpp_client_compile_again(step->client, step->jobs[job->first].executable,
+                                     &request, &job->executable);
   return jpp_status_annotate(add_registration_hint(status), "rank %u, task %s",
                              task->rank, task->name);
 }
@@ -164,6 +179,7 @@ static void* compile_jobs(void* user) {
     uint32_t next = atomic_fetch_add(&step->next_job, 1);
     if (next >= step->num_jobs) break;
     job_t* job = &step->jobs[next];
+    if ((job->first != JPP_NONE) != step->copies) continue;
     job->status = compile_job(step, job);
     if (job->status) atomic_store(&step->failed, true);
   }
@@ -186,6 +202,14 @@ static void compile_in_parallel(jpp_planfile_step_t* step) {
   for (int i = 0; i < started; ++i) pthread_join(threads[i], NULL);
 }
 
+// Compiles each module once, and then copies it to the devices of other ranks.
+static void compile_and_copy(jpp_planfile_step_t* step) {
+  compile_in_parallel(step);
+  step->copies = true;
+  atomic_store(&step->next_job, 0);
+  compile_in_parallel(step);
+}
+
 // Returns the first failure and frees the others.
 static jpp_status_t* take_failure(jpp_planfile_step_t* step) {
   jpp_status_t* first = NULL;
@@ -203,7 +227,7 @@ static jpp_status_t* take_failure(jpp_planfile_step_t* step) {
 static jpp_status_t* compile_tasks(jpp_planfile_step_t* step) {
   uint32_t tasks = staged_of(step)->num_tasks;
   JPP_RETURN_IF_ERROR(make_jobs(step));
-  compile_in_parallel(step);
+  compile_and_copy(step);
   JPP_RETURN_IF_ERROR(take_failure(step));
   JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(tasks, &step->executables));
   for (uint32_t t = 0; t < tasks; ++t) {

@@ -133,13 +133,17 @@ static PyObject* client_info(PyObject* object, PyObject* unused) {
                                         info->global_devices));
 }
 
-// Without a folder ("") it compiles only.
-static jpp_status_t* load_or_compile(jpp_client_t* client,
+// `compiled` is the program for other devices, or NULL. Without a folder (""), nothing is
+// loaded; with one, the program for other devices is there already.
+static jpp_status_t* load_or_compile(jpp_client_t* client, jpp_executable_t* compiled,
                                      const jpp_compile_request_t* request,
                                      const char* folder,
                                      jpp_executable_t** out_executable,
                                      jpp_cache_outcome_t* out_outcome) {
   *out_outcome = JPP_CACHE_NOT_KEPT;
+  if (!*folder && compiled) {
+    return jpp_client_compile_again(client, compiled, request, out_executable);
+  }
   if (!*folder) return jpp_client_compile(client, request, out_executable);
   return jpp_client_compile_cached(client, request, folder, NULL, out_executable,
                                    out_outcome);
@@ -149,10 +153,10 @@ static PyObject* client_compile(PyObject* object, PyObject* args) {
   Py_buffer code, options, identity;
   PyObject* kept = NULL;
   const char* folder = NULL;
-  PyObject* devices = NULL;
+  PyObject *devices = NULL, *compiled = NULL;
   uint32_t *device_table = NULL, device_count = 0;
-  if (!PyArg_ParseTuple(args, "y*y*OOyy*", &code, &options, &devices, &kept, &folder,
-                        &identity)) {
+  if (!PyArg_ParseTuple(args, "y*y*OOyy*|O!", &code, &options, &devices, &kept, &folder,
+                        &identity, jpp_py_types.executable, &compiled)) {
     return NULL;
   }
   if (!jpp_py_to_u32s(devices, &device_table, &device_count)) {
@@ -175,8 +179,10 @@ static PyObject* client_compile(PyObject* object, PyObject* args) {
   jpp_cache_outcome_t outcome;
   jpp_status_t* status = NULL;
   jpp_client_t* client = ((jpp_py_client_t*)object)->client;
+  jpp_executable_t* other =
+      compiled ? ((jpp_py_executable_t*)compiled)->executable : NULL;
   Py_BEGIN_ALLOW_THREADS
-    status = load_or_compile(client, &request, folder, &executable, &outcome);
+    status = load_or_compile(client, other, &request, folder, &executable, &outcome);
   Py_END_ALLOW_THREADS
   PyBuffer_Release(&code);
   PyBuffer_Release(&options);

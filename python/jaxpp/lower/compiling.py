@@ -52,8 +52,15 @@ def _forget_unused() -> None:
             _known.pop(key, None)
 
 
+_Future = concurrent.futures.Future[_core.Executable]
+
+# A module, and the devices that run it together; none: each device alone.
+_Key = tuple[bytes, tuple[int, ...]]
+
+
 class Compiler:
-    """Compiles the tasks of a plan, each distinct one once, in parallel."""
+    """Compiles the tasks of a plan in parallel, each distinct one once. Other ranks of several
+    devices get copies of the compiled code."""
 
     def __init__(self, plan: _core.Plan, devices: Target, code: Code) -> None:
         self.plan = plan
@@ -62,7 +69,9 @@ class Compiler:
         self.cache_folder = folder()
         self.calls_back = False  # whether a task calls back into Python
         self.all_written = True  # to the cache folder; set by any thread of the pool
-        self.futures: dict[Any, concurrent.futures.Future[_core.Executable]] = {}
+        self.futures: dict[_Key, _Future] = {}
+        self.first: dict[bytes, _Key] = {}  # by module
+        self.copies: dict[_Key, LoweredTask] = {}  # to begin after all that is compiled
 
     def _submit(
         self,
@@ -70,7 +79,8 @@ class Compiler:
         task: _core.StagedTask,
         donations: Any,
         copies: bool,
-    ) -> concurrent.futures.Future[_core.Executable] | None:
+    ) -> _Key | None:
+        """Begins to compile the task. Returns None if it needs no module in this process."""
         if not task.ops or not self.devices.has_rank(task.rank):
             return None
         # The runtime copies to such devices itself.
@@ -87,35 +97,44 @@ class Compiler:
                 "or remove the callback",
             )
         portable = self.devices.rank_size == 1
-        key = (lowered.code, None if portable else task.rank)
-        if key not in self.futures:
-            rank = None if portable else task.rank
-            self.futures[key] = pool.submit(self._compile, lowered, rank)
-        return self.futures[key]
+        devices = () if portable else tuple(self.devices.assignment(task.rank))
+        key = (lowered.code, devices)
+        if self.first.setdefault(lowered.code, key) != key:
+            self.copies[key] = lowered
+        elif key not in self.futures:
+            self.futures[key] = pool.submit(self._compile, lowered, devices)
+        return key
 
-    def _compile(self, lowered: LoweredTask, rank: int | None) -> _core.Executable:
-        """Compiles for all devices of a rank together, or for each device separately."""
+    def _compile(
+        self, lowered: LoweredTask, devices: tuple[int, ...], first: _Future | None = None
+    ) -> _core.Executable:
+        """Compiles for these devices together, or for each device separately. `first`: what
+        compiles the module for other devices."""
         client, options = self.devices.client, self.code.compile_options
-        devices = [] if rank is None else self.devices.assignment(rank)
         # Strip locations, so that a line added above a step does not recompile it.
         identity = lowered.text().encode(errors="surrogatepass")
-        key = (id(client), identity, options, tuple(devices))
+        key = (id(client), identity, options, devices)
         known = _known.get(key)
         if known and (executable := known()):
             return executable
         # The code of a callback contains an address in this process.
         folder = os.fsencode("" if lowered.callbacks else self.cache_folder or "")
+        other = [first.result()] if first else []
         compiled = client.compile(
-            lowered.code, options, devices, lowered.callbacks, folder, identity
+            lowered.code, options, devices, lowered.callbacks, folder, identity, *other
         )
         if not compiled.written:
             self.all_written = False
         _known[key] = weakref.ref(compiled.executable)
         return compiled.executable
 
-    def _result(
-        self, task: _core.StagedTask, future: concurrent.futures.Future[_core.Executable]
-    ) -> _core.Executable:
+    def _submit_copies(self, pool: concurrent.futures.Executor) -> None:
+        for key, lowered in self.copies.items():
+            code, devices = key
+            first = self.futures[self.first[code]]
+            self.futures[key] = pool.submit(self._compile, lowered, devices, first)
+
+    def _result(self, task: _core.StagedTask, future: _Future) -> _core.Executable:
         try:
             return future.result()
         except JaxppError as error:
@@ -130,15 +149,16 @@ class Compiler:
         try:
             # Long ones first: no core is idle while another compiles the last one.
             order = sorted(range(len(tasks)), key=lambda t: len(tasks[t].ops), reverse=True)
-            found: dict[int, Any] = {}
+            found: dict[int, _Key | None] = {}
             for count, t in enumerate(order, start=1):
                 show(f"lowering task {count} of {len(tasks)}")
                 found[t] = self._submit(pool, tasks[t], donations[t], copies[t])
+            self._submit_copies(pool)
             executables: list[_core.Executable | None] = []
             for t, task in enumerate(tasks):
                 show(f"compiling task {t + 1} of {len(tasks)}")
-                future = found[t]
-                executables.append(None if future is None else self._result(task, future))
+                key = found[t]
+                executables.append(key and self._result(task, self.futures[key]))
         finally:
             # After an error or Ctrl-C: cancel the pending tasks and do not wait for the others.
             pool.shutdown(wait=False, cancel_futures=True)

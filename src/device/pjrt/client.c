@@ -17,6 +17,8 @@ static void pjrt_destroy(jpp_client_t* base) {
     jpp__pjrt_ignore(client->api, client->api->PJRT_Client_Destroy(&args));
   }
   pthread_mutex_destroy(&client->loans);
+  pthread_mutex_destroy(&client->loaded_lock);
+  jpp_vec_deinit(&client->loaded);
   jpp__arena_deinit(&client->arena);
   jpp_free(client);
 }
@@ -285,6 +287,7 @@ jpp_status_t* jpp_client_create_pjrt(const jpp_pjrt_options_t* options,
   client->base.vtable = &kPjrtVtable;
   client->base.info.driver = "pjrt";
   pthread_mutex_init(&client->loans, NULL);
+  pthread_mutex_init(&client->loaded_lock, NULL);
   jpp__arena_init(&client->arena);
   jpp_status_t* status = client_init(client, &full);
   if (status) {

@@ -63,6 +63,30 @@ jpp_status_t* jpp__pjrt_executable_result_count(jpp_client_t* base,
   return status;
 }
 
+// --- Serialized programs --------------------------------------------------------------
+
+static jpp_status_t* add_loaded(jpp_pjrt_client_t* client,
+                                PJRT_LoadedExecutable* executable) {
+  pthread_mutex_lock(&client->loaded_lock);
+  jpp_status_t* status = JPP_VEC_PUSH(&client->loaded, executable);
+  pthread_mutex_unlock(&client->loaded_lock);
+  return status;
+}
+
+// Whether the program was loaded. `remove`: it is destroyed afterwards.
+static bool find_loaded(jpp_pjrt_client_t* client,
+                        const PJRT_LoadedExecutable* executable, bool remove) {
+  bool found = false;
+  pthread_mutex_lock(&client->loaded_lock);
+  for (size_t i = client->loaded.count; !found && i-- > 0;) {
+    found = client->loaded.data[i] == executable;
+    if (!found || !remove) continue;
+    client->loaded.data[i] = client->loaded.data[--client->loaded.count];
+  }
+  pthread_mutex_unlock(&client->loaded_lock);
+  return found;
+}
+
 static jpp_status_t* serialize_program(const PJRT_Api* api, PJRT_Executable* program,
                                        void** out_bytes, size_t* out_size) {
   JPP_PJRT_ARGS(Executable_Serialize, args);
@@ -81,8 +105,15 @@ static jpp_status_t* serialize_program(const PJRT_Api* api, PJRT_Executable* pro
 jpp_status_t* jpp__pjrt_executable_serialize(jpp_client_t* base,
                                              jpp_executable_t* executable,
                                              void** out_bytes, size_t* out_size) {
-  const PJRT_Api* api = jpp__pjrt_client(base)->api;
+  jpp_pjrt_client_t* client = jpp__pjrt_client(base);
+  const PJRT_Api* api = client->api;
   PJRT_Executable* program = NULL;
+  // XLA's plugin for CPUs would leave out the program's functions.
+  if (find_loaded(client, (PJRT_LoadedExecutable*)executable, false)) {
+    return jpp_status_make(JPP_UNSUPPORTED,
+                           "serialize: expected a program that was compiled, found one "
+                           "that was loaded");
+  }
   JPP_RETURN_IF_ERROR(borrow_program(api, executable, &program));
   jpp_status_t* status = serialize_program(api, program, out_bytes, out_size);
   release_program(api, program);
@@ -147,24 +178,61 @@ jpp_status_t* jpp__pjrt_executable_memory(jpp_client_t* base,
   return NULL;
 }
 
-jpp_status_t* jpp__pjrt_executable_load(jpp_client_t* base, const void* bytes,
-                                        size_t size, jpp_executable_t** out_executable) {
+// A plugin whose API does not have the options yet ignores them.
+static jpp_status_t* check_devices(const jpp_pjrt_client_t* client,
+                                   const jpp_compile_request_t* request,
+                                   PJRT_LoadedExecutable* executable) {
+  JPP_PJRT_ARGS(LoadedExecutable_AddressableDevices, args);
+  args.executable = executable;
+  JPP_RETURN_IF_ERROR(jpp__pjrt_status(
+      client->api, client->api->PJRT_LoadedExecutable_AddressableDevices(&args),
+      JPP_UNSUPPORTED, "devices of a program"));
+  bool same = args.num_addressable_devices == request->device_count;
+  for (uint32_t i = 0; same && i < request->device_count; ++i) {
+    same = args.addressable_devices[i] == client->devices[request->devices[i]];
+  }
+  if (same) return NULL;
+  return jpp_status_make(JPP_UNSUPPORTED,
+                         "load: expected the plugin to load the program for the devices "
+                         "of the request, found others");
+}
+
+jpp_status_t* jpp__pjrt_executable_load(jpp_client_t* base,
+                                        const jpp_compile_request_t* request,
+                                        const void* bytes, size_t size,
+                                        jpp_executable_t** out_executable) {
   jpp_pjrt_client_t* client = jpp__pjrt_client(base);
   JPP_PJRT_ARGS(Executable_DeserializeAndLoad, args);
   args.client = client->client;
   args.serialized_executable = bytes;
   args.serialized_executable_size = size;
+  if (request->device_count) {
+    args.overridden_serialized_compile_options = request->options;
+    args.overridden_serialized_compile_options_size = request->options_size;
+  }
   JPP_RETURN_IF_ERROR(jpp__pjrt_status(
       client->api, client->api->PJRT_Executable_DeserializeAndLoad(&args),
       JPP_INVALID_ARGUMENT, "load"));
-  *out_executable = (jpp_executable_t*)args.loaded_executable;
+  jpp_executable_t* executable = (jpp_executable_t*)args.loaded_executable;
+  jpp_status_t* status = NULL;
+  if (request->device_count) {
+    status = check_devices(client, request, args.loaded_executable);
+  }
+  if (!status) status = add_loaded(client, args.loaded_executable);
+  if (status) {
+    jpp__pjrt_executable_destroy(base, executable);
+    return status;
+  }
+  *out_executable = executable;
   return NULL;
 }
 
 void jpp__pjrt_executable_destroy(jpp_client_t* base, jpp_executable_t* executable) {
-  const PJRT_Api* api = jpp__pjrt_client(base)->api;
+  jpp_pjrt_client_t* client = jpp__pjrt_client(base);
+  const PJRT_Api* api = client->api;
   JPP_PJRT_ARGS(LoadedExecutable_Destroy, args);
   args.executable = (PJRT_LoadedExecutable*)executable;
+  find_loaded(client, args.executable, true);
   jpp__pjrt_ignore(api, api->PJRT_LoadedExecutable_Destroy(&args));
 }
 

@@ -8,6 +8,7 @@
 #include <pthread.h>
 
 #include "base/arena.h"
+#include "base/vec.h"
 #include "device/driver.h"
 #include "device/process.h"
 
@@ -23,6 +24,9 @@ typedef struct jpp__pjrt_client {
   jpp_arena_t arena;
   // Guards the external references of all buffers, which plugins list without a lock.
   pthread_mutex_t loans;
+  // Programs that were not compiled here.
+  pthread_mutex_t loaded_lock;
+  JPP_VEC(PJRT_LoadedExecutable*) loaded;
 } jpp_pjrt_client_t;
 
 static inline jpp_pjrt_client_t* jpp__pjrt_client(jpp_client_t* client) {
@@ -75,8 +79,10 @@ jpp_status_t* jpp__pjrt_compile(jpp_client_t* base, const jpp_compile_request_t*
 jpp_status_t* jpp__pjrt_executable_serialize(jpp_client_t* base,
                                              jpp_executable_t* executable,
                                              void** out_bytes, size_t* out_size);
-jpp_status_t* jpp__pjrt_executable_load(jpp_client_t* base, const void* bytes,
-                                        size_t size, jpp_executable_t** out_executable);
+jpp_status_t* jpp__pjrt_executable_load(jpp_client_t* base,
+                                        const jpp_compile_request_t* request,
+                                        const void* bytes, size_t size,
+                                        jpp_executable_t** out_executable);
 jpp_status_t* jpp__pjrt_executable_result_count(jpp_client_t* base,
                                                 jpp_executable_t* executable,
                                                 uint32_t* out_count);

@@ -176,8 +176,8 @@ static void key_of(const cache_t* cache, const jpp_compile_request_t* request,
 // The key changes with everything that changes the code, and with nothing else.
 static void test_what_the_key_stands_for(void** state) {
   cache_t* cache = *state;
-  enum { kRequests = 9 };
-  static const uint32_t kDevices[] = {1, 0};
+  enum { kRequests = 8 };
+  static const uint32_t kDevices[] = {1, 0, 2};
   jpp_compile_request_t plain = {
       .struct_size = sizeof(plain), .code = "abc", .code_size = 3, .format = "mlir"};
   jpp_compile_request_t requests[kRequests];
@@ -189,17 +189,18 @@ static void test_what_the_key_stands_for(void** state) {
   requests[4].options_size = 3;
   requests[5].devices = kDevices;
   requests[5].device_count = 1;
-  requests[6].devices = kDevices + 1;
-  requests[6].device_count = 1;
-  requests[7].devices = kDevices;
-  requests[7].device_count = 2;
-  requests[8].identity = "x";
-  requests[8].identity_size = 1;
+  requests[6].devices = kDevices;
+  requests[6].device_count = 2;
+  requests[7].identity = "x";
+  requests[7].identity_size = 1;
   char keys[kRequests][kJppCacheKeySize], again[kJppCacheKeySize];
   for (int i = 0; i < kRequests; ++i) {
     key_of(cache, &requests[i], keys[i]);
     for (int k = 0; k < i; ++k) assert_string_not_equal(keys[i], keys[k]);
   }
+  requests[6].devices = kDevices + 1;
+  key_of(cache, &requests[6], again);
+  assert_string_equal(again, keys[6]);
   jpp_compile_request_t moved = {
       .struct_size = sizeof(moved), .code = "abc at line 7", .code_size = 13};
   moved.format = "mlir";
@@ -216,6 +217,73 @@ static void test_what_the_key_stands_for(void** state) {
   key_of(cache, &plain, again);
   assert_string_not_equal(again, keys[0]);
   unsetenv("XLA_FLAGS");
+}
+
+static jpp_compile_request_t request_for(const cache_t* cache, const uint32_t* device) {
+  jpp_compile_request_t request = test_request(cache->client, TEST_ADD);
+  request.devices = device;
+  request.device_count = 1;
+  return request;
+}
+
+// Runs the program, which was compiled for the device, and destroys it.
+static void run_on(cache_t* cache, uint32_t device, jpp_executable_t* add) {
+  test_call_t call = {.executable = add,
+                      .device = JPP_DEVICE_COMPILED,
+                      .arg_count = 2,
+                      .result_count = 1,
+                      .args = {test_upload(cache->client, device, 1),
+                               test_upload(cache->client, device, 10)}};
+  ASSERT_OK(test_call(cache->client, &call));
+  test_expect(cache->client, call.results[0], 11, 2);
+  jpp_client_buffer_destroy(cache->client, call.results[0]);
+  for (int i = 0; i < 2; ++i) jpp_client_buffer_destroy(cache->client, call.args[i]);
+  jpp_client_executable_destroy(cache->client, add);
+}
+
+// A copy does not need the code, which shows that nothing is compiled.
+static void test_other_devices_get_a_copy(void** state) {
+  cache_t* cache = *state;
+  static const uint32_t kFirst = 0, kSecond = 2;
+  jpp_compile_request_t first = request_for(cache, &kFirst);
+  jpp_compile_request_t second = request_for(cache, &kSecond);
+  if (cache->can_keep) second.code = "none";
+  jpp_executable_t *add = NULL, *copy = NULL;
+  ASSERT_OK(jpp_client_compile(cache->client, &first, &add));
+  ASSERT_OK(jpp_client_compile_again(cache->client, add, &second, &copy));
+  run_on(cache, kFirst, add);
+  run_on(cache, kSecond, copy);
+}
+
+// The plugin loses a part of a program that it has loaded when it serializes it.
+static void test_a_copy_is_not_copied(void** state) {
+  cache_t* cache = *state;
+  static const uint32_t kDevices[] = {0, 1, 2};
+  jpp_executable_t* made[3] = {NULL};
+  for (uint32_t i = 0; i < 3; ++i) {
+    jpp_compile_request_t request = request_for(cache, &kDevices[i]);
+    ASSERT_OK(i ? jpp_client_compile_again(cache->client, made[i - 1], &request, &made[i])
+                : jpp_client_compile(cache->client, &request, &made[i]));
+  }
+  for (uint32_t i = 0; i < 3; ++i) run_on(cache, kDevices[i], made[i]);
+}
+
+static void test_a_file_is_for_all_devices(void** state) {
+  cache_t* cache = *state;
+  if (!cache->can_keep) return;
+  char key[kJppCacheKeySize], path[160];
+  for (uint32_t device = 0; device < 3; ++device) {
+    jpp_compile_request_t request = request_for(cache, &device);
+    jpp_executable_t* add = NULL;
+    jpp_cache_outcome_t outcome;
+    ASSERT_OK(jpp_client_compile_cached(cache->client, &request, cache->folder, NULL,
+                                        &add, &outcome));
+    assert_int_equal(outcome, device ? JPP_CACHE_LOADED : JPP_CACHE_KEPT);
+    run_on(cache, device, add);
+    key_of(cache, &request, key);
+  }
+  snprintf(path, sizeof(path), "%s/jaxpp-%s", cache->folder, key);
+  assert_int_equal(unlink(path), 0);
 }
 
 static void test_a_key_that_the_library_makes(void** state) {
@@ -249,6 +317,9 @@ int main(int argc, char** argv) {
       IN_FOLDER(test_the_second_compilation_loads),
       IN_FOLDER(test_damaged_files_are_replaced),
       IN_FOLDER(test_what_the_key_stands_for),
+      IN_FOLDER(test_other_devices_get_a_copy),
+      IN_FOLDER(test_a_copy_is_not_copied),
+      IN_FOLDER(test_a_file_is_for_all_devices),
       IN_FOLDER(test_a_key_that_the_library_makes),
       IN_FOLDER(test_a_size_that_the_file_does_not_have),
       IN_FOLDER(test_a_file_of_another_key),

@@ -158,6 +158,18 @@ static jpp_status_t* call_compile(const void* request) {
   return status;
 }
 
+// The fake driver copies no programs, but compiles the request.
+static jpp_status_t* call_compile_again(const void* request) {
+  jpp_executable_t *compiled = NULL, *executable = NULL;
+  jpp_status_t* status = jpp_client_compile(g_client, request, &compiled);
+  if (!status) {
+    status = jpp_client_compile_again(g_client, compiled, request, &executable);
+  }
+  jpp_client_executable_destroy(g_client, executable);
+  jpp_client_executable_destroy(g_client, compiled);
+  return status;
+}
+
 static jpp_status_t* call_compile_cached(const void* request) {
   jpp_executable_t* executable = NULL;
   jpp_cache_outcome_t outcome;
@@ -337,6 +349,7 @@ static void test_all_options_are_read_by_their_size(void** state) {
       ENTRY(jpp_schedule_params_t, call_one_pass, params, JPP_OK),
       ENTRY(jpp_op_desc_t, call_add_op, op, JPP_OK),
       ENTRY(jpp_compile_request_t, call_compile, request, JPP_OK),
+      ENTRY(jpp_compile_request_t, call_compile_again, request, JPP_OK),
       ENTRY(jpp_compile_request_t, call_cache_key, request, JPP_OK),
       ENTRY(jpp_compile_request_t, call_compile_cached, request, JPP_OK),
       ENTRY(jpp_execute_t, call_execute, execute, JPP_INVALID_ARGUMENT),

@@ -409,7 +409,7 @@ static void test_a_failed_step_does_not_wait_long(void** state) {
   // In time, it was not the end of the hold that ended the step.
   bool held = !atomic_exchange(&holder.left, true);
   pthread_join(thread, NULL);
-  ASSERT_FAILS(status, JPP_EXECUTION_ERROR, "before_loop_0_1: execute: injected failure");
+  ASSERT_FAILS(status, JPP_EXECUTION_ERROR, ": execute: injected failure of call");
   assert_true(held);
   expect_no_outputs(model);
   model_take_back(model);
@@ -438,7 +438,7 @@ static void test_a_failure_in_a_slow_call_is_noticed(void** state) {
   ASSERT_OK(
       jpp_fake_set_failure(model->client, (jpp_fake_failure_t){.at = 2, .async = true}));
   jpp_status_t* status = model_step(model);
-  ASSERT_FAILS(status, JPP_EXECUTION_ERROR, "before_loop_0_1: execute: injected failure");
+  ASSERT_FAILS(status, JPP_EXECUTION_ERROR, ": execute: injected failure of call");
   assert_in_range(executions(model) - before, 2, 4);
   expect_no_outputs(model);
   model_take_back(model);

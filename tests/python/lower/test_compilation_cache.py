@@ -82,6 +82,29 @@ def test_a_line_added_above_the_step_changes_nothing(tmp_path):
     assert _files(tmp_path) == found
 
 
+def _on_pairs(ranks):
+    """The step with a stage on each of so many ranks of two devices."""
+    script = STEP.replace('devices", 2', f'devices", {2 * ranks}')
+    script = script.replace(
+        'make_mesh((2,), ("stage",))', f'make_mesh(({ranks}, 2), ("stage", "data"))'
+    )
+    script = script.replace("B(2)", f"B({ranks})")
+    return script.replace("[jnp.eye(8), jnp.eye(8)]", f"[jnp.eye(8)] * {ranks}")
+
+
+def test_ranks_of_several_devices_share_what_is_compiled(tmp_path):
+    """The stages between the first and the last are equal. Their ranks load the same files, or
+    copy what the first of them compiled."""
+    found = {}
+    for ranks in (4, 6):
+        folder = tmp_path / str(ranks)
+        printed = [_run(folder, _on_pairs(ranks)) for _ in range(2)]
+        printed.append(_run("", _on_pairs(ranks)))
+        assert len(set(printed)) == 1
+        found[ranks] = len(_files(folder))
+    assert found[6] == found[4] > 0
+
+
 def test_other_compiler_options_are_other_files(tmp_path):
     _run(tmp_path)
     found = _files(tmp_path)
