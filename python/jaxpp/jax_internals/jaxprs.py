@@ -260,8 +260,8 @@ def repeat(eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
     trace = jax_core.trace_ctx.trace
     if isinstance(trace, pe.DynamicJaxprTrace) and not eqn.effects:
         tracers = [trace.to_jaxpr_tracer(operand, eqn.source_info) for operand in operands]
-        pairs = zip(tracers, eqn.invars, strict=True)
-        if all(tracer.aval == var.aval for tracer, var in pairs):
+        # A mark of constants has fewer operands than its equation.
+        if [tracer.aval for tracer in tracers] == [var.aval for var in eqn.invars]:
             types = [var.aval for var in eqn.outvars]
             rest = (eqn.primitive, eqn.params, eqn.effects, eqn.source_info, eqn.ctx)
             return trace.emit_eqn(tracers, types, *rest)

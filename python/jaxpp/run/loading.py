@@ -113,12 +113,7 @@ def _planned_of(
 ) -> Planned:
     plan = file.plan()
     staged = plan.staged()
-    specs: dict[int, Any] = {}
-    for placed, spec in (
-        *zip(staged.args(), front["in_specs"], strict=True),
-        *zip(staged.outputs(), front["out_specs"], strict=True),
-    ):
-        specs[placed.value] = decode_value(spec)
+    specs = {value: decode_value(spec) for value, spec in front["specs"]}
     return Planned(
         mesh=mesh,
         staged=staged,

@@ -103,8 +103,7 @@ def _python_section(planned: Planned, layout: StepLayout, steps_in_flight: int) 
             [placement.dtype_name, list(placement.physical_shape)]
             for placement in layout.inputs[len(planned.in_avals) :]
         ],
-        "in_specs": [encode_value(p.spec) for p in layout.inputs],
-        "out_specs": [encode_value(p.spec) for p in layout.outputs],
+        "specs": [[v, encode_value(s)] for v, s in planned.specs.by_value.items()],
         "arg_names": planned.arg_names,
         "donated": planned.donated,
         "argument_bounds": planned.argument_bounds,

@@ -214,8 +214,10 @@ def test_donated_arguments_are_gone(mesh2: Any, tmp_path: pathlib.Path) -> None:
     assert caught.value.code == "donated"
 
 
-def test_a_loaded_step_can_be_saved_and_looked_at(mesh2: Any, tmp_path: pathlib.Path) -> None:
-    step, args = compiled_step(models.mlp([1, 1], 2), jaxpp.Std1F1B(2), mesh2)
+def test_a_loaded_step_can_be_saved_and_looked_at(
+    any_mesh2: Any, tmp_path: pathlib.Path
+) -> None:
+    step, args = compiled_step(models.mlp([1, 1], 2), jaxpp.Std1F1B(2), any_mesh2)
     loaded = save_and_load(step, tmp_path)
     loaded.save(tmp_path / "again")
     assert (tmp_path / "again").read_bytes() == (tmp_path / "plan").read_bytes()

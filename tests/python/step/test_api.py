@@ -23,7 +23,7 @@ from jaxpp.distributed_utils import distributed_main
 
 
 @pytest.mark.parametrize("mark", [jaxpp.pipeline_enter_stage, jaxpp.mark_stage_end])
-def test_marks_by_either_name(mark: Any) -> None:
+def test_marks_by_either_name(mark: Any, any_mesh2: Any) -> None:
     def loss(ws: Any, x: Any) -> Any:
         for k, w in enumerate(ws):
             x, scale = mark(anchor=(jnp.tanh(x @ w), jnp.float32(k + 1)), name=f"layer_{k}")
@@ -35,7 +35,7 @@ def test_marks_by_either_name(mark: Any) -> None:
         )
 
     args = (m.params(), m.batch())
-    ours = jaxpp.mpmd_jit_with_loop(step, make_mesh(2))(*args)
+    ours = jaxpp.mpmd_jit_with_loop(step, any_mesh2)(*args)
     assert difference(ours, jax.jit(step)(*args)) < 1e-5
     assert jax.vmap(lambda x: mark(x, name="x"))(jnp.arange(3)).tolist() == [0, 1, 2]
 
