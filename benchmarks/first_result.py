@@ -28,6 +28,7 @@ MODELS = {
     "mlp": Model(128, 64, 4),
     "decoder-12": Decoder(128, 64, 4, layers=12),
     "decoder-32": Decoder(128, 64, 4, layers=32),
+    "decoder-12-data-2": Decoder(128, 64, 4, layers=12, data=2),
 }
 
 
@@ -41,8 +42,8 @@ def time_call(step: object, model: Model) -> tuple[float, float]:
 
 def run_here(name: str, way: str) -> None:
     """Prints the times of the first call, and of the first call with longer sequences."""
-    jax.config.update("jax_num_cpu_devices", 4)
     model = MODELS[name]
+    jax.config.update("jax_num_cpu_devices", model.stages * model.data)
     step = model.plain() if way == WAYS[0] else model.pipeline()
     first = time_call(step, model)
     longer = dataclasses.replace(model, sequence=model.sequence + 16)

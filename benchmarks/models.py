@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.sharding import PartitionSpec as P
 
 import jaxpp.api as jaxpp
 
@@ -22,22 +23,32 @@ class Model:
     microbatches: int
     layers: int = 8
     stages: int = 4
+    data: int = 1  # devices of a rank, each with a part of every microbatch
 
     @property
     def name(self) -> str:
+        devices = f" of {self.data} devices" if self.data > 1 else ""
         return (
-            f"{self.layers} layers, d={self.width}, seq {self.sequence}, {self.stages} stages, "
-            f"{self.microbatches} microbatches"
+            f"{self.layers} layers, d={self.width}, seq {self.sequence}, {self.stages} "
+            f"stages{devices}, {self.microbatches} microbatches"
         )
 
     def mesh(self) -> jaxpp.MpmdMesh:
-        """One device per stage, if there are that many."""
-        devices = np.array(jax.devices()[: self.stages])
+        """`data` devices per stage, if there are that many."""
+        devices = np.array(jax.devices()[: self.stages * self.data])
+        axes = ("stage",)
+        if self.data > 1:
+            devices, axes = devices.reshape(-1, self.data), ("stage", "data")
         return jaxpp.MpmdMesh(
-            jax.sharding.Mesh(devices, ("stage",)),
+            jax.sharding.Mesh(devices, axes),
             "stage",
             ranks_per_device=self.stages // len(devices),
         )
+
+    def specs(self) -> tuple[P, P, P]:
+        """The specs of the state, the inputs and the targets."""
+        batch = P(None, "data") if self.data > 1 else P()
+        return P(), batch, batch
 
     def batch(self) -> tuple[jax.Array, ...]:
         """Inputs and targets, f32[microbatches, 2, sequence, width] each."""
@@ -60,13 +71,20 @@ class Model:
         return jaxpp.mpmd_jit_with_loop(
             partial(train, self, jaxpp.Std1F1B(self.stages)),
             mpmd_mesh=mesh or self.mesh(),
+            in_specs=self.specs(),
             donate_argnums=0,
             **options,
         )
 
     def plain(self) -> Callable[..., Any]:
-        """The same under `jax.jit`, with a `lax.scan` over the microbatches."""
-        return jax.jit(partial(_plain, self), donate_argnums=0)
+        """The same under `jax.jit` on `data` devices, with a `lax.scan` over the
+        microbatches."""
+        options: dict[str, Any] = {}
+        if self.data > 1:
+            mesh = jax.sharding.Mesh(np.array(jax.devices()[: self.data]), ("data",))
+            shardings = (jax.sharding.NamedSharding(mesh, spec) for spec in self.specs())
+            options = {"in_shardings": tuple(shardings)}
+        return jax.jit(partial(_plain, self), donate_argnums=0, **options)
 
     def is_stage_end(self, layer: int) -> bool:
         return (layer + 1) % (self.layers // self.stages) == 0

@@ -81,17 +81,14 @@ def measure(model: Model, turns: int, program: str | None) -> None:
 
 def measure_reductions(turns: int) -> None:
     """Two ranks of two devices, each with half of every microbatch."""
-    model = dataclasses.replace(MODELS[1], stages=2)
+    model = dataclasses.replace(MODELS[1], stages=2, data=2)
     params, batch = model.params(), model.batch()
-    devices = np.array(jax.devices()).reshape(2, 2)
-    mesh = jaxpp.MpmdMesh(jax.sharding.Mesh(devices, ("stage", "data")), "stage")
-    spec = jax.sharding.PartitionSpec(None, "data")
 
     def state(reduce_once: bool) -> State:
-        step = model.pipeline(mesh, in_specs=(None, spec, spec), reduce_once=reduce_once)
+        step = model.pipeline(reduce_once=reduce_once)
         return State(step, jax.tree.map(jnp.copy, params))
 
-    print(f"\n{model.name}, 2 devices along data a rank: gradients are reduced")
+    print(f"\n{model.name}: gradients are reduced")
     compare({"once a step": state(True), "once a microbatch": state(False)}, batch, turns)
 
 

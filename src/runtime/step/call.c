@@ -53,7 +53,9 @@ static bool is_of_type(const jpp_array_type_t* found, const jpp_type_t* type,
     equal = false;
     divides = divides && piece > 0 && whole % piece == 0;
   }
-  return equal || (divides && !found->is_whole && device_bytes < jpp_type_bytes(type));
+  uint64_t whole_bytes = jpp_type_bytes(type);
+  bool is_cut = device_bytes < whole_bytes || whole_bytes == 0;
+  return equal || (divides && !found->is_whole && is_cut);
 }
 
 static jpp_status_t* check_type(const jpp_runtime_t* runtime, uint32_t arg,

@@ -78,3 +78,14 @@ def test_interleaved_on_sharded_ranks(mesh222):
 
     problem = Problem(loss, models.weights(4), models.batch(4))
     assert_trains_equal(problem, jaxpp.Interleaved1F1B(4, 2), mesh222)
+
+
+def test_empty_arrays_are_sharded(mesh222):
+    step = jaxpp.mpmd_jit_with_loop(
+        lambda tree: jax.tree.map(lambda x: x + 1, tree), mesh222, in_specs=P("data")
+    )
+    tree = {"empty": np.zeros((2, 0), np.float32), "full": np.zeros((2, 3), np.float32)}
+    for times in (1, 2):
+        tree = step(tree)
+        assert tree["empty"].shape == (2, 0) and tree["empty"].spec == P("data")
+        assert (np.asarray(tree["full"]) == times).all()
