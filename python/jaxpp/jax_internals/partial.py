@@ -229,9 +229,10 @@ class Partials:
             end = _returned(self._called(owner).regions[0])
             return self._dimensions(end.operands[number], (*calls, owner))
         if owner.name != "func.func":
+            whole: _Dimensions = [()] * len(_shape(value))
             found = self.of_ops.get(owner.results[0])
             # A callback's result is on one device and has no dimensions there.
-            return (found and found[number]) or [()] * len(_shape(value))
+            return found[number] or whole if found else whole
         if calls:
             return self._dimensions(calls[-1].operands[number], calls[:-1])
         return self.arguments[number] or [()] * len(_shape(value))
