@@ -231,12 +231,13 @@ static PyObject* client_warm_up(PyObject* object, PyObject* unused) {
 static PyMethodDef kMethods[] = {
     {"info", client_info, METH_NOARGS, "info($self, /)\n--\n\nA ClientInfo."},
     {"compile", client_compile, METH_VARARGS,
-     "compile($self, code, options, devices, kept, folder, identity, /)\n--\n\nCompiles "
+     "compile($self, code, options, devices, kept, folder, identity, compiled=..., "
+     "/)\n--\n\nCompiles "
      "StableHLO under a serialized CompileOptionsProto, for these devices, numbered over "
      "all nodes; without any, for any one device. The Executable keeps `kept` alive. "
      "With a folder, as bytes: loads what was compiled before from what stands for the "
-     "code in the cache, as bytes, or leaves it there; b\"\": no folder. Releases the "
-     "GIL."},
+     "code in the cache, as bytes, or leaves it there; b\"\": no folder. `compiled`: the "
+     "Executable of the same code for other devices. Releases the GIL."},
     {"warm_up", client_warm_up, METH_NOARGS,
      "warm_up($self, /)\n--\n\nRuns a small program on a CPU, so that the plugin sets "
      "itself up. Releases the GIL."},

@@ -71,7 +71,7 @@ class Compiler:
         self.all_written = True  # to the cache folder; set by any thread of the pool
         self.futures: dict[_Key, _Future] = {}
         self.first: dict[bytes, _Key] = {}  # by module
-        self.copies: dict[_Key, LoweredTask] = {}  # to begin after all that is compiled
+        self.others: dict[_Key, LoweredTask] = {}  # modules that are `first` on other devices
 
     def _submit(
         self,
@@ -100,7 +100,7 @@ class Compiler:
         devices = () if portable else tuple(self.devices.assignment(task.rank))
         key = (lowered.code, devices)
         if self.first.setdefault(lowered.code, key) != key:
-            self.copies[key] = lowered
+            self.others[key] = lowered
         elif key not in self.futures:
             self.futures[key] = pool.submit(self._compile, lowered, devices)
         return key
@@ -128,8 +128,9 @@ class Compiler:
         _known[key] = weakref.ref(compiled.executable)
         return compiled.executable
 
-    def _submit_copies(self, pool: concurrent.futures.Executor) -> None:
-        for key, lowered in self.copies.items():
+    def _submit_others(self, pool: concurrent.futures.Executor) -> None:
+        """Begins what waits for other modules, behind these in the pool's queue."""
+        for key, lowered in self.others.items():
             code, devices = key
             first = self.futures[self.first[code]]
             self.futures[key] = pool.submit(self._compile, lowered, devices, first)
@@ -153,7 +154,7 @@ class Compiler:
             for count, t in enumerate(order, start=1):
                 show(f"lowering task {count} of {len(tasks)}")
                 found[t] = self._submit(pool, tasks[t], donations[t], copies[t])
-            self._submit_copies(pool)
+            self._submit_others(pool)
             executables: list[_core.Executable | None] = []
             for t, task in enumerate(tasks):
                 show(f"compiling task {t + 1} of {len(tasks)}")

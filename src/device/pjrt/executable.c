@@ -63,8 +63,6 @@ jpp_status_t* jpp__pjrt_executable_result_count(jpp_client_t* base,
   return status;
 }
 
-// --- Serialized programs --------------------------------------------------------------
-
 static jpp_status_t* add_loaded(jpp_pjrt_client_t* client,
                                 PJRT_LoadedExecutable* executable) {
   pthread_mutex_lock(&client->loaded_lock);
@@ -73,18 +71,31 @@ static jpp_status_t* add_loaded(jpp_pjrt_client_t* client,
   return status;
 }
 
-// Whether the program was loaded. `remove`: it is destroyed afterwards.
-static bool find_loaded(jpp_pjrt_client_t* client,
-                        const PJRT_LoadedExecutable* executable, bool remove) {
-  bool found = false;
+// Where the program is in the list; its length if it was not loaded. The caller holds the
+// lock.
+static size_t find_loaded(const jpp_pjrt_client_t* client,
+                          const PJRT_LoadedExecutable* executable) {
+  size_t i = 0;
+  while (i < client->loaded.count && client->loaded.data[i] != executable) ++i;
+  return i;
+}
+
+static bool is_loaded(jpp_pjrt_client_t* client,
+                      const PJRT_LoadedExecutable* executable) {
   pthread_mutex_lock(&client->loaded_lock);
-  for (size_t i = client->loaded.count; !found && i-- > 0;) {
-    found = client->loaded.data[i] == executable;
-    if (!found || !remove) continue;
-    client->loaded.data[i] = client->loaded.data[--client->loaded.count];
-  }
+  bool found = find_loaded(client, executable) < client->loaded.count;
   pthread_mutex_unlock(&client->loaded_lock);
   return found;
+}
+
+static void remove_loaded(jpp_pjrt_client_t* client,
+                          const PJRT_LoadedExecutable* executable) {
+  pthread_mutex_lock(&client->loaded_lock);
+  size_t at = find_loaded(client, executable);
+  if (at < client->loaded.count) {
+    client->loaded.data[at] = client->loaded.data[--client->loaded.count];
+  }
+  pthread_mutex_unlock(&client->loaded_lock);
 }
 
 static jpp_status_t* serialize_program(const PJRT_Api* api, PJRT_Executable* program,
@@ -109,7 +120,7 @@ jpp_status_t* jpp__pjrt_executable_serialize(jpp_client_t* base,
   const PJRT_Api* api = client->api;
   PJRT_Executable* program = NULL;
   // XLA's plugin for CPUs would leave out the program's functions.
-  if (find_loaded(client, (PJRT_LoadedExecutable*)executable, false)) {
+  if (is_loaded(client, (PJRT_LoadedExecutable*)executable)) {
     return jpp_status_make(JPP_UNSUPPORTED,
                            "serialize: expected a program that was compiled, found one "
                            "that was loaded");
@@ -232,7 +243,7 @@ void jpp__pjrt_executable_destroy(jpp_client_t* base, jpp_executable_t* executab
   const PJRT_Api* api = client->api;
   JPP_PJRT_ARGS(LoadedExecutable_Destroy, args);
   args.executable = (PJRT_LoadedExecutable*)executable;
-  find_loaded(client, args.executable, true);
+  remove_loaded(client, args.executable);
   jpp__pjrt_ignore(api, api->PJRT_LoadedExecutable_Destroy(&args));
 }
 

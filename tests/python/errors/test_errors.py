@@ -7,7 +7,6 @@ messages; otherwise the page must already show them.
 from __future__ import annotations
 
 import ast
-import concurrent.futures
 import functools
 import importlib
 import os
@@ -230,13 +229,11 @@ def test_titles_are_unique() -> None:
 
 
 def test_out_of_memory_while_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
-    def submit(*_: Any) -> Any:
-        failed: concurrent.futures.Future[Any] = concurrent.futures.Future()
-        failed.set_exception(make_error("out-of-memory", "compile: too large."))
-        return failed
+    def compile_(*_: Any) -> Any:
+        raise make_error("out-of-memory", "compile: too large.")
 
     with monkeypatch.context() as patched:
-        patched.setattr("jaxpp.lower.compiling.Compiler._submit", submit)
+        patched.setattr("jaxpp.lower.compiling.Compiler._compile", compile_)
         with pytest.raises(jaxpp.JaxppError) as caught:
             train(TWO)
     assert caught.value.code == "out-of-memory"
