@@ -26,7 +26,7 @@ static jpp_status_t* check_assignment(const jpp_client_t* client,
   for (uint32_t i = 0; i < request->device_count; ++i) {
     uint32_t device = request->devices[i];
     has_own |= device < info->device_count;
-    // Without other nodes, the message is that of all calls that name a device.
+    // A client without other nodes reports a wrong device as in every other call.
     if (info->global_device_count == info->device_count) {
       JPP_RETURN_IF_ERROR(jpp__client_check_device(client, device));
     } else if (device >= info->global_device_count) {

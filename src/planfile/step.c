@@ -96,7 +96,7 @@ static bool is_portable(const jpp_planfile_step_t* step) {
   return step->file->contents.devices_per_rank == 1;
 }
 
-// The first job for the module; JPP_NONE if there is none.
+// Returns JPP_NONE for a module without a job.
 static uint32_t find_first(const jpp_planfile_step_t* step, uint32_t module) {
   for (uint32_t i = 0; i < step->num_jobs; ++i) {
     if (step->jobs[i].module == module) return i;
@@ -205,6 +205,7 @@ static void compile_in_parallel(jpp_planfile_step_t* step) {
 // Compiles each module once, and then copies it to the devices of other ranks.
 static void compile_and_copy(jpp_planfile_step_t* step) {
   compile_in_parallel(step);
+  if (is_portable(step)) return;
   step->copies = true;
   atomic_store(&step->next_job, 0);
   compile_in_parallel(step);

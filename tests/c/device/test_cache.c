@@ -34,6 +34,22 @@ static int drop_cache(void** state) {
   return rmdir(cache->folder);  // fails if a temporary file was left
 }
 
+// Runs the program on arguments of the device, and destroys it. `where`: the device to
+// name in the call.
+static void run(cache_t* cache, jpp_executable_t* add, int32_t where, uint32_t device) {
+  test_call_t call = {.executable = add,
+                      .device = where,
+                      .arg_count = 2,
+                      .result_count = 1,
+                      .args = {test_upload(cache->client, device, 1),
+                               test_upload(cache->client, device, 10)}};
+  ASSERT_OK(test_call(cache->client, &call));
+  test_expect(cache->client, call.results[0], 11, 2);
+  jpp_client_buffer_destroy(cache->client, call.results[0]);
+  for (int i = 0; i < 2; ++i) jpp_client_buffer_destroy(cache->client, call.args[i]);
+  jpp_client_executable_destroy(cache->client, add);
+}
+
 // Compiles with the cache in `folder` and runs the result.
 static jpp_cache_outcome_t compile_and_run(cache_t* cache, const char* folder) {
   jpp_compile_request_t request = test_request(cache->client, TEST_ADD_PORTABLE);
@@ -41,17 +57,7 @@ static jpp_cache_outcome_t compile_and_run(cache_t* cache, const char* folder) {
   jpp_cache_outcome_t outcome;
   ASSERT_OK(
       jpp_client_compile_cached(cache->client, &request, folder, "k1", &add, &outcome));
-  test_call_t call = {
-      .executable = add,
-      .device = 2,
-      .arg_count = 2,
-      .result_count = 1,
-      .args = {test_upload(cache->client, 2, 1), test_upload(cache->client, 2, 10)}};
-  ASSERT_OK(test_call(cache->client, &call));
-  test_expect(cache->client, call.results[0], 11, 2);
-  jpp_client_buffer_destroy(cache->client, call.results[0]);
-  for (int i = 0; i < 2; ++i) jpp_client_buffer_destroy(cache->client, call.args[i]);
-  jpp_client_executable_destroy(cache->client, add);
+  run(cache, add, 2, 2);
   return outcome;
 }
 
@@ -226,21 +232,6 @@ static jpp_compile_request_t request_for(const cache_t* cache, const uint32_t* d
   return request;
 }
 
-// Runs the program, which was compiled for the device, and destroys it.
-static void run_on(cache_t* cache, uint32_t device, jpp_executable_t* add) {
-  test_call_t call = {.executable = add,
-                      .device = JPP_DEVICE_COMPILED,
-                      .arg_count = 2,
-                      .result_count = 1,
-                      .args = {test_upload(cache->client, device, 1),
-                               test_upload(cache->client, device, 10)}};
-  ASSERT_OK(test_call(cache->client, &call));
-  test_expect(cache->client, call.results[0], 11, 2);
-  jpp_client_buffer_destroy(cache->client, call.results[0]);
-  for (int i = 0; i < 2; ++i) jpp_client_buffer_destroy(cache->client, call.args[i]);
-  jpp_client_executable_destroy(cache->client, add);
-}
-
 // A copy does not need the code, which shows that nothing is compiled.
 static void test_other_devices_get_a_copy(void** state) {
   cache_t* cache = *state;
@@ -251,8 +242,8 @@ static void test_other_devices_get_a_copy(void** state) {
   jpp_executable_t *add = NULL, *copy = NULL;
   ASSERT_OK(jpp_client_compile(cache->client, &first, &add));
   ASSERT_OK(jpp_client_compile_again(cache->client, add, &second, &copy));
-  run_on(cache, kFirst, add);
-  run_on(cache, kSecond, copy);
+  run(cache, add, JPP_DEVICE_COMPILED, kFirst);
+  run(cache, copy, JPP_DEVICE_COMPILED, kSecond);
 }
 
 // The plugin loses a part of a program that it has loaded when it serializes it.
@@ -265,7 +256,7 @@ static void test_a_copy_is_not_copied(void** state) {
     ASSERT_OK(i ? jpp_client_compile_again(cache->client, made[i - 1], &request, &made[i])
                 : jpp_client_compile(cache->client, &request, &made[i]));
   }
-  for (uint32_t i = 0; i < 3; ++i) run_on(cache, kDevices[i], made[i]);
+  for (uint32_t i = 0; i < 3; ++i) run(cache, made[i], JPP_DEVICE_COMPILED, kDevices[i]);
 }
 
 static void test_a_file_is_for_all_devices(void** state) {
@@ -279,7 +270,7 @@ static void test_a_file_is_for_all_devices(void** state) {
     ASSERT_OK(jpp_client_compile_cached(cache->client, &request, cache->folder, NULL,
                                         &add, &outcome));
     assert_int_equal(outcome, device ? JPP_CACHE_LOADED : JPP_CACHE_KEPT);
-    run_on(cache, device, add);
+    run(cache, add, JPP_DEVICE_COMPILED, device);
     key_of(cache, &request, key);
   }
   snprintf(path, sizeof(path), "%s/jaxpp-%s", cache->folder, key);

@@ -104,6 +104,19 @@ static void test_portable_executable_runs_on_every_device(void** state) {
   jpp_client_executable_destroy(client, add);
 }
 
+static jpp_execute_t on_two_devices(jpp_executable_t* add,
+                                    jpp_buffer_t* const* const* arg_rows,
+                                    jpp_buffer_t** const* result_rows) {
+  return (jpp_execute_t){.struct_size = sizeof(jpp_execute_t),
+                         .executable = add,
+                         .device_count = 2,
+                         .arg_count = 2,
+                         .result_count = 1,
+                         .device = JPP_DEVICE_COMPILED,
+                         .args = arg_rows,
+                         .results = result_rows};
+}
+
 static void test_one_execution_spans_two_devices(void** state) {
   jpp_client_t* client = client_of(state);
   const jpp_client_info_t* info = jpp_client_info(client);
@@ -118,15 +131,8 @@ static void test_one_execution_spans_two_devices(void** state) {
   }
   jpp_buffer_t* const* arg_rows[2] = {args[0], args[1]};
   jpp_buffer_t** result_rows[2] = {results[0], results[1]};
-  jpp_execute_t execute = {.struct_size = sizeof(execute),
-                           .executable = add,
-                           .device_count = 2,
-                           .arg_count = 2,
-                           .result_count = 1,
-                           .device = JPP_DEVICE_COMPILED,
-                           .args = arg_rows,
-                           .results = result_rows,
-                           .events = events};
+  jpp_execute_t execute = on_two_devices(add, arg_rows, result_rows);
+  execute.events = events;
   ASSERT_OK(jpp_client_execute(client, &execute));
   for (uint32_t d = 0; d < 2; ++d) {
     ASSERT_OK(jpp_client_event_await(client, events[d]));
@@ -147,14 +153,7 @@ static void test_shared_buffers_need_programs_for_one_device(void** state) {
   jpp_buffer_t *args[2] = {a, a}, *results[2] = {NULL, NULL};
   jpp_buffer_t* const* arg_rows[2] = {args, args};
   jpp_buffer_t** result_rows[2] = {&results[0], &results[1]};
-  jpp_execute_t execute = {.struct_size = sizeof(execute),
-                           .executable = add,
-                           .device_count = 2,
-                           .arg_count = 2,
-                           .result_count = 1,
-                           .device = JPP_DEVICE_COMPILED,
-                           .args = arg_rows,
-                           .results = result_rows};
+  jpp_execute_t execute = on_two_devices(add, arg_rows, result_rows);
   ASSERT_FAILS(jpp_client_execute(client, &execute), JPP_UNSUPPORTED,
                "expected a program for one device");
   jpp_client_buffer_destroy(client, a);
