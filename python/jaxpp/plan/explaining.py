@@ -1,5 +1,4 @@
-"""A page that explains a step: the page of `jaxpp plan`, with facts that only the trace
-knows."""
+"""What only the trace knows of a step, for the page that explains it."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ from jaxpp.plan.sharding import Partial
 from jaxpp.trace.front import FrontLoop
 from jaxpp.trace.gather import Gather
 
-__all__ = ["explained"]
+__all__ = ["notes_of"]
 
 _PLACE = re.compile(r'"([^"]+)":(\d+)')
 
@@ -53,25 +52,20 @@ def _gathers(gathers: Mapping[int, Gather], names: Sequence[str]) -> Iterator[st
             yield f"weights gathered {when}: {_listed(gathered)}"
 
 
-def explained(
-    page: str,
+def notes_of(
     loops: Sequence[FrontLoop],
     sums: Sequence[Sequence[Partial]],
     gathers: Mapping[int, Gather],
     names: Sequence[str],
-    advice: Sequence[str],
-) -> str:
-    """The page with the sums and gathers of a rank's devices, and advice.
+) -> list[str]:
+    """Paragraphs about the sums and gathers of a rank's devices.
 
     Args:
-      page: the output of `jaxpp plan`.
       loops: the step's loops.
       sums: for each result of a loop, the axes over which it is partial, or the reason why it
         is not.
       gathers: by argument.
       names: the names of the arguments.
-      advice: warnings.
     """
-    looks_wrong = [f"look at: {text}" for text in advice]
-    parts = ([page.rstrip()], _sums(loops, sums), _gathers(gathers, names), looks_wrong)
-    return "\n\n".join(filter(None, ("\n".join(part) for part in parts)))
+    paragraphs = ("\n".join(_sums(loops, sums)), "\n".join(_gathers(gathers, names)))
+    return [text for text in paragraphs if text]

@@ -13,12 +13,10 @@ from jax.sharding import NamedSharding
 from jaxpp import _core
 from jaxpp.mesh import MpmdMesh, MpmdSharding, parted_sharding
 from jaxpp.plan.costs import Collectives, CostSummary, cost_summary
-from jaxpp.plan.explaining import explained
-from jaxpp.plan.sharding import Partial, Specs
+from jaxpp.plan.sharding import Specs
 from jaxpp.trace.boxes import Bounds
 from jaxpp.trace.call import Static
 from jaxpp.trace.front import Graph
-from jaxpp.trace.gather import Gather
 from jaxpp.trace.stacked import parts_of_leaves
 
 __all__ = ["Planned", "Traced"]
@@ -44,6 +42,7 @@ class Planned:
     consts: list[Any]  # the plan's trailing arguments, which the caller does not pass
     statics: list[Static]
     schedule_text: str  # each schedule's name and sizes, which processes compare
+    notes: list[str]  # what `explain` says after the page of `jaxpp plan`, by paragraph
 
     @property
     def text(self) -> str:
@@ -85,7 +84,7 @@ class Planned:
 
     def explain(self, collectives: Collectives = ()) -> str:
         """A page on what the step will do. Compiled tasks show their collectives."""
-        return self.plan.explain(list(collectives)).rstrip()
+        return "\n\n".join([self.plan.explain(list(collectives)).rstrip(), *self.notes])
 
     def cost_summary(self, collectives: Collectives = ()) -> CostSummary:
         """The tasks, floating-point operations and bytes of a step, per rank."""
@@ -117,10 +116,3 @@ class Traced(Planned):
     graph: Graph
     schedules: list[_core.Schedule]
     proof: str  # the checker's report on the plan
-    sums: list[list[Partial]]  # the sums of each loop's results; empty: no result is sharded
-    gathers: dict[int, Gather]  # of weights, by value
-    advice: list[str] = dataclasses.field(default_factory=list)  # warnings
-
-    def explain(self, collectives: Collectives = ()) -> str:
-        known = (self.graph.loops, self.sums, self.gathers, self.arg_names, self.advice)
-        return explained(super().explain(collectives), *known)

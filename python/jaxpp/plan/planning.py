@@ -32,6 +32,7 @@ from jaxpp.mesh import MpmdMesh, MpmdSharding, Ranks, memory_of
 from jaxpp.plan.advice import Step, layout_advice, warn_of_unparted
 from jaxpp.plan.auto import best_cut, find_schedules, is_auto, trial_length
 from jaxpp.plan.carried import carried
+from jaxpp.plan.explaining import notes_of
 from jaxpp.plan.planned import Traced
 from jaxpp.plan.sharding import Specs, StepShardings
 from jaxpp.trace.auto_stages import Cut, cutting
@@ -341,12 +342,11 @@ class _TracedCall:
                 schedule.text().partition("\n")[0].removeprefix("schedule ")
                 for schedule in schedules
             ),
+            notes=notes_of(graph.loops, shardings.partial, gathers or {}, self.arg_names),
             closed=self.closed,
             graph=graph,
             schedules=schedules,
             proof=plan.proof(),
-            sums=shardings.partial,
-            gathers=gathers or {},
         )
 
 
@@ -662,7 +662,8 @@ def trace_step(
     ]
     for text, line in found_advice:
         warn(text, line)
-    traced.advice = [text for text, _ in found_advice]
+    if found_advice:
+        traced.notes.append("\n".join(f"look at: {text}" for text, _ in found_advice))
     for found in founds:
         found.peak_bytes = [rank.peak_bytes for rank in traced.plan.summary()]
         found.by_stages = by_stages

@@ -133,6 +133,7 @@ def _planned_of(
         ],
         statics=[_static_of(row) for row in front["statics"]],
         schedule_text=front["schedule_text"],
+        notes=front["notes"],
     )
 
 

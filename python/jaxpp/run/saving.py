@@ -109,6 +109,7 @@ def _python_section(planned: Planned, layout: StepLayout, steps_in_flight: int) 
         "argument_bounds": planned.argument_bounds,
         "result_bounds": planned.result_bounds,
         "schedule_text": planned.schedule_text,
+        "notes": planned.notes,
         "statics": [_static_json(static) for static in planned.statics],
         "jax": jax.__version__,
     }

@@ -222,6 +222,7 @@ def test_a_loaded_step_can_be_saved_and_looked_at(
     loaded.save(tmp_path / "again")
     assert (tmp_path / "again").read_bytes() == (tmp_path / "plan").read_bytes()
     assert str(loaded.closed_jaxpr) == str(step.closed_jaxpr)
+    assert loaded.explain() == step.explain()
     loaded.set_tracing()
     loaded(*args)
     assert "fwd_0" in loaded.trace_json()
