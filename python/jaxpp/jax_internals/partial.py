@@ -336,23 +336,22 @@ class Partials:
 
     def _either(self, op: Any, calls: _Calls) -> _Rule:
         """The rule of a product that does not itself sum over a sharded dimension."""
-        first: Blocked | None = None
+        reasons: list[tuple[str, Any]] = []
         for k in (0, 1):
             before = len(self._uses)
             try:
                 axes = self._axes(op, k, calls)
             except Blocked as blocked:
                 del self._uses[before:]
-                first = first or blocked
+                reasons.append((blocked.reason, blocked.location))
                 continue
             other = self._dimensions(op.operands[1 - k], calls)
             if axes and any(a in axes for names in other for a in names):
                 del self._uses[before:]
-                first = first or Blocked("it is multiplied by a sharded array", op.location)
+                reasons.append(("it is multiplied by a sharded array", op.location))
                 continue
             return _Rule([k])
-        assert first is not None
-        raise first
+        raise Blocked(*reasons[0])
 
     def _rule(self, op: Any, calls: _Calls) -> _Rule:
         name = op.name
@@ -405,7 +404,7 @@ class Partials:
                     raise Blocked("it sums no sharded value", value.owner.location)
                 found[k], uses[k] = axes, set(self._uses)
             except Blocked as blocked:
-                found[k] = blocked
+                found[k] = blocked.with_traceback(None)  # it would keep the caller's frames
         while blocked_now := self._with_other_users(end, found, uses):
             found.update(blocked_now)
         return found

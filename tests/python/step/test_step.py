@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
+import weakref
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -10,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec as P
 
 import jaxpp.api as jaxpp
 import mistakes as m
@@ -104,6 +108,26 @@ def test_trace_and_place_compiles_nothing() -> None:
     assert "run" in plan.text.lower()
     names = [task.name for task in plan.staged.tasks()]
     assert {"fwd_0", "bwd_0", "fwd_1", "bwd_1"} <= {n.split(".")[0] for n in names}
+
+
+@pytest.fixture
+def no_garbage_collector() -> Iterator[None]:
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("no_garbage_collector")
+def test_a_step_is_freed_with_its_last_reference(any_mesh2: Any) -> None:
+    # The planner looks for a sum over devices, and an exponential is none.
+    fun = m.training_step(TWO, lambda ws, x: jnp.exp(m.loss(ws, x)))
+    spec = P(None, "data") if any_mesh2.lowering_mesh().size > 1 else P()
+    step = JIT(fun, any_mesh2, in_specs=(None, spec))
+    compiled = step.compile(m.params(), m.batch())
+    jax.block_until_ready(compiled(m.params(), m.batch()))
+    seen = [weakref.ref(each) for each in (step, compiled)]
+    del compiled, step, fun
+    assert [each() for each in seen] == [None, None]
 
 
 def test_names_that_the_step_shadows() -> None:
