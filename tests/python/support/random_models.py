@@ -434,8 +434,14 @@ def _scan_over_microbatches(case: Case) -> Callable[..., Any]:
     return reduce
 
 
+# Otherwise XLA keeps float32 where a module's values are bfloat16, and plain JAX, whose step is
+# one module, rounds less often than the pipeline.
+_ROUND = {"xla_allow_excess_precision": False}
+
+
 def _plain(case: Case) -> Callable[..., Any]:
-    return jax.jit(case.step(_scan_over_microbatches(case), lambda x: x, lambda x: x))
+    step = case.step(_scan_over_microbatches(case), lambda x: x, lambda x: x)
+    return jax.jit(step, compiler_options=_ROUND)
 
 
 def _specs(case: Case, mesh: Any) -> Any:
@@ -489,7 +495,7 @@ def pipelined(case: Case, mesh: Any, in_specs: Any = None) -> Callable[..., Any]
     if "scan over microbatches" in case.options:
         reduce, options["schedule"] = _scan_over_microbatches(case), case.schedule
     step = case.step(reduce, jaxpp.mark_stage_end, constrain)
-    return jaxpp.mpmd_jit_with_loop(step, mesh, **options)
+    return jaxpp.mpmd_jit_with_loop(step, mesh, compiler_options=_ROUND, **options)
 
 
 def _explicit(mesh: Any) -> Any:
@@ -545,7 +551,8 @@ def run_case(case: Case, mesh: Any = None) -> None:
     `mesh`: not the usual one of the case."""
     mesh = make_mesh(case.ranks, **case.axes) if mesh is None else mesh
     plain = _plain(case)
-    tolerance = 1e-4 if case.dtype == "float32" else 6e-2
+    rounds = case.dtype == "bfloat16"
+    tolerance = 2e-2 if rounds else 1e-4
     b = case.params, case.state()
     for n, found in enumerate(train(case, mesh)):
         expected = plain(*b, case.batch, case.extra)
@@ -554,10 +561,11 @@ def run_case(case: Case, mesh: Any = None) -> None:
             assert {x.mpmd_idxs for x in jax.tree.leaves(found[name])} <= {ranks}, name
         for name in expected:
             # Squares of gradients in bfloat16 are too inaccurate to compare.
-            if name == "state" and case.dtype == "bfloat16":
+            if name == "state" and rounds:
                 continue
             worst = difference(found[name], expected[name])
-            allowed = 3 * tolerance if name == "state" else tolerance
+            is_larger = name == "state" or (name == "aux" and rounds)
+            allowed = 3 * tolerance if is_larger else tolerance
             assert worst < allowed, f"{name} of step {n} differs by {worst:.3g}"
         b = expected["params"], expected["state"]
 
