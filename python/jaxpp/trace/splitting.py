@@ -23,13 +23,12 @@ import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
 from jaxpp.jax_internals.jaxprs import (
-    bind,
     changed_jaxpr,
     changed_scan,
     drop_unused_outputs,
+    evaluate,
     is_unspecified,
     scan_sizes,
-    settings_of,
     stacked_aval,
 )
 
@@ -202,37 +201,20 @@ def _live(eqns: Sequence[JaxprEqn], results: Sequence[Any]) -> list[JaxprEqn]:
 # --- A scan's input gradients and its weight gradients ----------------------------------
 
 
-def _evaluate_inlined(jaxpr: Jaxpr, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
-    env: dict[Var, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
-    env.update(zip(jaxpr.invars, args, strict=True))
-
-    def read(atom: Any) -> Any:
-        return atom.val if isinstance(atom, Literal) else env[atom]
-
-    for eqn in jaxpr.eqns:
-        operands = [read(v) for v in eqn.invars]
-        called = inlined_call(eqn)
-        if called is None:
-            with settings_of(eqn):
-                outs = bind(eqn.primitive, eqn.params, operands)
-        else:
-            if is_recomputation(eqn) and eqn.params.get("prevent_cse", True):
-                operands = list(jax.lax.optimization_barrier(tuple(operands)))
-            inner = called if isinstance(called, ClosedJaxpr) else ClosedJaxpr(called, ())
-            outs = _evaluate_inlined(inner.jaxpr, inner.consts, operands)
-        env.update(zip(eqn.outvars, outs, strict=True))
-    return [read(v) for v in jaxpr.outvars]
+def _inline(eqn: JaxprEqn, operands: list[Any]) -> list[Any] | None:
+    called = inlined_call(eqn)
+    if called is None:
+        return None
+    if is_recomputation(eqn) and eqn.params.get("prevent_cse", True):
+        operands = list(jax.lax.optimization_barrier(tuple(operands)))
+    return evaluate(called, operands, _inline)
 
 
 def _inlined(closed: ClosedJaxpr) -> ClosedJaxpr:
     """The same with calls inlined; recomputations stay behind a barrier."""
     if not any(inlined_call(eqn) for eqn in closed.jaxpr.eqns):
         return closed
-
-    def run(*args: Any) -> list[Any]:
-        return _evaluate_inlined(closed.jaxpr, closed.consts, args)
-
-    return jax.make_jaxpr(run)(*[v.aval for v in closed.jaxpr.invars])
+    return jax.make_jaxpr(lambda *args: evaluate(closed, args, _inline))(*closed.in_avals)
 
 
 class _ScanBody:
