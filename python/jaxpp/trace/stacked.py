@@ -20,7 +20,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 from jax.sharding import Sharding
 
 from jaxpp import _core
@@ -28,10 +28,9 @@ from jaxpp.jax_internals.jaxprs import (
     bind,
     continued,
     drop_unused,
-    settings_of,
+    evaluate,
     without_constants,
 )
-from jaxpp.jax_internals.lines import at_line_of
 from jaxpp.operations import Add
 from jaxpp.trace.boxes import Bounds, Box, common_box, is_whole, sizes, whole_box
 from jaxpp.trace.loop import loop_p
@@ -100,19 +99,6 @@ class _Evaluator:
         self.refused |= value.leaves
         return value.whole
 
-    def run(self, jaxpr: Jaxpr, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
-        env: dict[Var, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
-        env.update(zip(jaxpr.invars, args, strict=True))
-
-        def read(atom: Any) -> Any:
-            return atom.val if isinstance(atom, Literal) else env[atom]
-
-        for eqn in jaxpr.eqns:
-            with at_line_of(eqn):
-                outs = self.equation(eqn, [read(v) for v in eqn.invars])
-            env.update(zip(eqn.outvars, outs, strict=True))
-        return [read(v) for v in jaxpr.outvars]
-
     def layouts(self, shape: tuple[int, ...]) -> list[tuple[Box, ...]]:
         """The ways in which values of this shape may be cut."""
         bounds = self.parting.of(shape)
@@ -169,13 +155,11 @@ class _Evaluator:
         if name in _REMATS:
             return self.remat(eqn, operands)
         if called is not None and name in _CALLS:
-            inner = called if isinstance(called, ClosedJaxpr) else ClosedJaxpr(called, ())
-            return self.run(inner.jaxpr, inner.consts, operands)
+            return evaluate(called, operands, self.equation)
         return self.plain(eqn, [self.as_whole(o) for o in operands])
 
     def bind(self, eqn: JaxprEqn, operands: Sequence[Any], **changes: Any) -> list[Any]:
-        with settings_of(eqn):
-            return bind(eqn.primitive, {**eqn.params, **changes}, operands)
+        return bind(eqn.primitive, {**eqn.params, **changes}, operands)
 
     def plain(self, eqn: JaxprEqn, operands: list[Any]) -> list[Any]:
         """Evaluates an equation without parts; records the leaves that its results depend
@@ -364,7 +348,7 @@ class _Evaluator:
         def run_branch(branch: ClosedJaxpr, cut: Sequence[Any] | None, *args: Any) -> list[Any]:
             given = make(args)
             self.same_origins(rest, given)
-            outs = self.run(branch.jaxpr, branch.consts, given)
+            outs = evaluate(branch, given, self.equation)
             if cut is not None:
                 outs = [self.cut_like(o, like) for o, like in zip(outs, cut, strict=True)]
             found.append(outs)
@@ -402,7 +386,7 @@ class _Evaluator:
             pairs = zip(flat, args, strict=False)
             given = make([x if constant(x) is not None else arg for x, arg in pairs])
             self.same_origins(operands, given)
-            outs = self.run(jaxpr, (), [*given, *args[len(flat) :]])
+            outs = evaluate(jaxpr, [*given, *args[len(flat) :]], self.equation)
             if added is not None:
                 pairs = zip(outs, added, strict=True)
                 outs = [self.in_rows(o) if sums else self.as_whole(o) for o, sums in pairs]
@@ -576,7 +560,7 @@ def _evaluate(
                 args.append(Parted(pieces, v.aval, frozenset([k])))
         outs = [
             o.whole if isinstance(o, Parted) and is_whole_next(k) else evaluator.by_rows(o)
-            for k, o in enumerate(evaluator.run(jaxpr, closed.consts, args))
+            for k, o in enumerate(evaluate(closed, args, evaluator.equation))
         ]
         results.extend(evaluator.bounds_of(o) if isinstance(o, Parted) else None for o in outs)
         return _flatten(outs)[0]
