@@ -404,7 +404,7 @@ class Partials:
                     raise Blocked("it sums no sharded value", value.owner.location)
                 found[k], uses[k] = axes, set(self._uses)
             except Blocked as blocked:
-                found[k] = blocked.with_traceback(None)  # it would keep the caller's frames
+                found[k] = blocked.with_traceback(None)  # which keeps frames alive
         while blocked_now := self._with_other_users(end, found, uses):
             found.update(blocked_now)
         return found

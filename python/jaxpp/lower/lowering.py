@@ -263,7 +263,7 @@ class TaskLowerer:
         self._keep_partial(task, module)
         module.set_aliases(donations)
         callbacks = redirect_callbacks(module)
-        text = functools.cache(module.printer())  # the text is needed for each rank
+        text = functools.cache(module.printer())  # each rank asks for the text
         return LoweredTask(module.into_bytecode(), callbacks, text)
 
 

@@ -1,4 +1,4 @@
-"""What only the trace knows of a step, for the page that explains it."""
+"""Facts about a step that only its trace knows, for the page that explains it."""
 
 from __future__ import annotations
 
