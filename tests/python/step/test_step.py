@@ -119,7 +119,7 @@ def no_garbage_collector() -> Iterator[None]:
 
 @pytest.mark.usefixtures("no_garbage_collector")
 def test_a_step_is_freed_with_its_last_reference(any_mesh2: Any) -> None:
-    # The planner looks for a sum over devices, and an exponential is none.
+    # The planner keeps the reason why it cannot reduce this loss after the loop.
     fun = m.training_step(TWO, lambda ws, x: jnp.exp(m.loss(ws, x)))
     spec = P(None, "data") if any_mesh2.lowering_mesh().size > 1 else P()
     step = JIT(fun, any_mesh2, in_specs=(None, spec))
