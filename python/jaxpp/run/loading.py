@@ -65,6 +65,21 @@ class FileCode:
         return LoweredTask(code, callbacks, code.hex)
 
 
+class _Front(dict[str, Any]):
+    """The section for Python."""
+
+    def __init__(self, path: str, text: bytes) -> None:
+        super().__init__(json.loads(text))
+        self.path = path
+
+    def __missing__(self, key: str) -> Any:
+        raise make_error(
+            "unsupported",
+            f"plan file {self.path}: another version of JaxPP wrote it, without {key!r}, which "
+            "this version reads; save the step again with this version",
+        )
+
+
 def _aval_of(row: Sequence[Any]) -> Any:
     shape, name, weak, implementation = row
     if implementation is not None:
@@ -323,7 +338,7 @@ def load(
 
     Raises:
       JaxppError: "parse" for a damaged file or one that is not a plan file; "unsupported" for
-        a newer format, another planner or another platform; "invalid-argument" if it cannot be
+        another format, planner or platform; "invalid-argument" if it cannot be
         read; "mesh" and "devices" if it does not fit the devices.
     """
     name = os.fsdecode(path)
@@ -337,7 +352,7 @@ def load(
             f"plan file {name}: it was written by a C program and has no pytrees; expected a "
             "file that a step's save() wrote. Run it with jaxpp run",
         )
-    front = json.loads(contents.front)
+    front = _Front(name, contents.front)
     saved = front["mesh"]
     mesh = _saved_mesh(name, saved) if mpmd_mesh is None else None
     mesh = mesh or _check_mesh(name, mpmd_mesh, saved)

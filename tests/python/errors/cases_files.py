@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import collections
+import json
 import pathlib
 import tempfile
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import jax
 import numpy as np
@@ -14,6 +16,7 @@ import numpy as np
 import jaxpp.api as jaxpp
 import mistakes as m
 from cases import JIT, TWO, case, mesh
+from jaxpp.run import saving
 
 # --- Saving -----------------------------------------------------------------------------
 
@@ -86,6 +89,17 @@ def calling(call: Callable[[Any], Any]) -> Callable[[], Any]:
     return run
 
 
+def loaded_without(key: str) -> Any:
+    def section(*args: Any) -> bytes:
+        front = json.loads(python_section(*args))
+        del front[key]
+        return json.dumps(front).encode()
+
+    python_section = saving._python_section
+    with mock.patch.object(saving, "_python_section", section):
+        return loaded()
+
+
 def newer(data: bytearray) -> None:
     data[16] = 2
     data[20:48] = b"jaxpp 99.0".ljust(28, b"\0")
@@ -114,6 +128,12 @@ case(
     "unsupported",
     lambda: loaded(newer),
     "format 2, written by jaxpp 99.0; expected at most format 1",
+)
+case(
+    "A plan file that another version wrote",
+    "unsupported",
+    lambda: loaded_without("notes"),
+    "plan file step.plan: another version of JaxPP wrote it, without 'notes'",
 )
 case(
     "A loaded step called with other shapes",
