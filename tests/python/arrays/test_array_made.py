@@ -299,9 +299,11 @@ def test_parts_of_unequal_size_are_the_shards() -> None:
     array = jaxpp.mpmd_jit_with_loop(step, mesh)(ROWS[:3], jnp.ones(2))
     assert [part.aval.shape for part in array._placement.parts] == [(1, 4), (2, 4)]
     assert array.sharding == MpmdSharding(mesh, (0, 1), P())
-    assert [shard.data.shape for shard in array.addressable_shards] == [(1, 4), (2, 4)]
-    np.testing.assert_array_equal(array.addressable_data(1), ROWS[1:3])
-    assert array.on_device_size_in_bytes() == array.nbytes
+    devices = mesh.unstack[0].size
+    shapes = [shard.data.shape for shard in array.addressable_shards]
+    assert shapes == [(1, 4)] * devices + [(2, 4)] * devices
+    np.testing.assert_array_equal(array.addressable_data(devices), ROWS[1:3])
+    assert array.on_device_size_in_bytes() == devices * array.nbytes
 
 
 # --- Pickles ----------------------------------------------------------------------------
