@@ -80,7 +80,8 @@ def drop_unused(jaxpr: Jaxpr, used: Sequence[bool] | None = None) -> Jaxpr:
     return pe.dce_jaxpr(jaxpr, used, instantiate=True)[0]
 
 
-# JAX 0.10.2, 0.11.2: partial_eval.dce_rules.
+# JAX 0.10.2, 0.11.2: partial_eval.dce_rules. In JAX 0.12 a rule also takes which operands are
+# read later, for those that are references.
 def drop_unused_outputs(
     eqn: JaxprEqn, used: Sequence[bool]
 ) -> tuple[list[bool], JaxprEqn | None]:
@@ -88,7 +89,8 @@ def drop_unused_outputs(
     rule = pe.dce_rules.get(eqn.primitive)
     if rule is None:
         return [True] * len(eqn.invars), eqn
-    return rule(list(used), eqn)
+    live = [] if jax.__version_info__ < (0, 12) else [[True] * len(eqn.invars)]
+    return rule(list(used), *live, eqn)
 
 
 # JAX 0.10.2, 0.11.2: partial_eval.convert_constvars_jaxpr.
@@ -238,7 +240,8 @@ def settings_key(eqn: JaxprEqn) -> Any:
 def drop_unused_passengers(primitive: Any) -> None:
     """Lets JAX remove the unused results of a primitive that returns its operands."""
 
-    def rule(used: list[bool], eqn: JaxprEqn) -> tuple[list[bool], JaxprEqn | None]:
+    def rule(used: list[bool], *rest: Any) -> tuple[list[bool], JaxprEqn | None]:
+        *_, eqn = rest
         kept = [k for k, is_used in enumerate(used) if is_used]
         invars, outvars = [eqn.invars[k] for k in kept], [eqn.outvars[k] for k in kept]
         return used, eqn.replace(invars=invars, outvars=outvars) if kept else None
