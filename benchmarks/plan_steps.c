@@ -123,7 +123,7 @@ static void open_state(const bench_t* bench, state_t* state) {
   for (uint32_t a = 0; a < num_args; ++a) {
     const jpp_type_t* type = &bench->graph->values[bench->graph->args[a].value].type;
     void* zeros = NULL;
-    check(jpp_alloc(jpp_planfile_host_bytes(type), &zeros));
+    check(jpp_alloc(jpp_type_host_bytes(type), &zeros));
     const void* data =
         a < first_constant ? zeros : bench->contents->constants[a - first_constant].data;
     check(jpp_planfile_step_upload(bench->step, a, data, &state->args[a]));

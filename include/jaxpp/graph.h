@@ -43,6 +43,8 @@ typedef struct jpp_type {
 JPP_API uint64_t jpp_type_elements(const jpp_type_t* type);
 // Bytes of a dense array of this type, all shards together.
 JPP_API uint64_t jpp_type_bytes(const jpp_type_t* type);
+// The same in host memory, where an element takes a byte or more.
+JPP_API uint64_t jpp_type_host_bytes(const jpp_type_t* type);
 // Ignores shards.
 JPP_API bool jpp_type_equal(const jpp_type_t* a, const jpp_type_t* b);
 

@@ -127,11 +127,8 @@ JPP_API jpp_runtime_t* jpp_planfile_step_runtime(const jpp_planfile_step_t* step
 JPP_API jpp_status_t* jpp_planfile_step_costs(const jpp_planfile_step_t* step,
                                               jpp_plan_costs_t** out_costs) JPP_MUST_USE;
 
-// Bytes of a dense host array of the type, in which small types take a byte an element.
-JPP_API uint64_t jpp_planfile_host_bytes(const jpp_type_t* type);
-
 // Uploads an argument to the ranks and devices that need it. `data` is a dense host array
-// of its type, jpp_planfile_host_bytes(), and only read during the call. The caller holds
+// of its type, jpp_type_host_bytes(), and only read during the call. The caller holds
 // the array.
 JPP_API jpp_status_t* jpp_planfile_step_upload(const jpp_planfile_step_t* step,
                                                uint32_t arg, const void* data,

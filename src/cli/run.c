@@ -52,7 +52,7 @@ static void fill_random(uint64_t seed, jpp_dtype_t dtype, void* data, uint64_t b
 
 static jpp_status_t* upload_arg(run_t* run, uint32_t arg) {
   const jpp_type_t* type = &run->graph->values[run->graph->args[arg].value].type;
-  uint64_t bytes = jpp_planfile_host_bytes(type);
+  uint64_t bytes = jpp_type_host_bytes(type);
   uint32_t seed = run->options->seed;
   void* data = NULL;
   JPP_RETURN_IF_ERROR(jpp_alloc(bytes, &data));
@@ -86,7 +86,7 @@ static jpp_status_t* replace_arg(run_t* run, uint32_t arg, uint32_t output) {
     jpp_array_hold(run->args[arg]);
     return NULL;
   }
-  JPP_RETURN_IF_ERROR(jpp_alloc(jpp_planfile_host_bytes(type), &data));
+  JPP_RETURN_IF_ERROR(jpp_alloc(jpp_type_host_bytes(type), &data));
   jpp_status_t* status =
       jpp_planfile_step_read(run->step, output, run->results[output], data);
   if (!status) status = jpp_planfile_step_upload(run->step, arg, data, &run->args[arg]);

@@ -17,6 +17,10 @@ uint64_t jpp_type_bytes(const jpp_type_t* type) {
   return jpp_dtype_device_bytes(type->dtype, jpp_type_elements(type));
 }
 
+uint64_t jpp_type_host_bytes(const jpp_type_t* type) {
+  return jpp__bytes_multiply(jpp_dtype_bits(type->dtype) / 8, jpp_type_elements(type));
+}
+
 bool jpp_type_equal(const jpp_type_t* a, const jpp_type_t* b) {
   return a->dtype == b->dtype && a->memory == b->memory && a->ndim == b->ndim &&
          (a->ndim == 0 || memcmp(a->dims, b->dims, a->ndim * sizeof(*a->dims)) == 0);

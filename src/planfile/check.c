@@ -10,10 +10,6 @@ uint64_t jpp__planfile_hash(const unsigned char* bytes, size_t size) {
   return jpp__hash_bytes(hash, bytes + behind, size - behind);
 }
 
-uint64_t jpp_planfile_host_bytes(const jpp_type_t* type) {
-  return jpp__bytes_multiply(jpp_dtype_bits(type->dtype) / 8, jpp_type_elements(type));
-}
-
 static jpp_status_t* check_modules(const jpp_planfile_contents_t* contents) {
   const jpp_staged_t* staged = contents->planned->staged;
   for (uint32_t t = 0; t < staged->num_tasks; ++t) {
@@ -39,7 +35,7 @@ static jpp_status_t* check_constants(const jpp_planfile_contents_t* contents) {
   }
   uint32_t first = graph->num_args - contents->num_constants;
   for (uint32_t c = 0; c < contents->num_constants; ++c) {
-    uint64_t expected = jpp_planfile_host_bytes(jpp__planfile_type(graph, first + c));
+    uint64_t expected = jpp_type_host_bytes(jpp__planfile_type(graph, first + c));
     if (contents->constants[c].size == expected) continue;
     return jpp_status_make(JPP_INVALID_ARGUMENT,
                            "constant %u: expected %llu bytes, found %zu", c,

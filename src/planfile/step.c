@@ -351,7 +351,7 @@ static jpp_status_t* read_boxes(const jpp_planfile_step_t* step, const jpp_type_
                                 char* data) {
   jpp_type_t box_type = *type;
   box_type.dims = layout->dims;
-  uint64_t bytes = jpp_planfile_host_bytes(&box_type);
+  uint64_t bytes = jpp_type_host_bytes(&box_type);
   uint32_t rank = jpp_array_layout(array)->ranks[0];
   char* box = NULL;
   jpp_status_t* status = jpp_alloc(bytes, (void**)&box);
@@ -381,7 +381,7 @@ jpp_status_t* jpp_planfile_step_read(const jpp_planfile_step_t* step, uint32_t o
     return read_boxes(step, type, layout, array, data);
   }
   return jpp_array_read(array, jpp_array_layout(array)->ranks[0], 0, data,
-                        jpp_planfile_host_bytes(type), NULL);
+                        jpp_type_host_bytes(type), NULL);
 }
 
 // --- Constants ------------------------------------------------------------------------

@@ -1,13 +1,8 @@
 // Tasks without an executable, which only copy: see jpp_plan_task_copies(). The device's
 // memory is the host's.
 #include "base/alloc.h"
-#include "base/bytes.h"
 #include "device/wait.h"
 #include "runtime/step/state.h"
-
-static uint64_t host_bytes(const jpp_type_t* type) {
-  return jpp__bytes_multiply(jpp_dtype_bits(type->dtype) / 8, jpp_type_elements(type));
-}
 
 static jpp_status_t* resolve_task(jpp_runtime_t* runtime, uint32_t id) {
   const jpp_staged_t* staged = runtime->plan->staged;
@@ -18,7 +13,7 @@ static jpp_status_t* resolve_task(jpp_runtime_t* runtime, uint32_t id) {
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&runtime->arena, task->num_outputs, &copies));
   jpp_plan_task_copies(runtime->plan, id, copies);
   for (uint32_t i = 0; i < task->num_outputs; ++i) {
-    uint64_t bytes = host_bytes(&staged->values[task->outputs[i]].type);
+    uint64_t bytes = jpp_type_host_bytes(&staged->values[task->outputs[i]].type);
     bool is_largest = copies[i].input == JPP_NONE && bytes > runtime->zero_bytes;
     if (is_largest) runtime->zero_bytes = bytes;
   }
@@ -77,7 +72,7 @@ static jpp_status_t* convert(const jpp_copying_t* c, const void* data,
                              jpp_buffer_t** out_buffer) {
   uint64_t count = jpp_type_elements(c->type);
   void* converted = NULL;
-  JPP_RETURN_IF_ERROR(jpp_alloc((size_t)host_bytes(c->type), &converted));
+  JPP_RETURN_IF_ERROR(jpp_alloc((size_t)jpp_type_host_bytes(c->type), &converted));
   if (c->type->dtype == JPP_DTYPE_BF16) {
     narrow(data, count, converted);
   } else {

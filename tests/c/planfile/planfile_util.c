@@ -80,7 +80,7 @@ made_contents_t contents_of(const jpp_planned_t* planned, uint32_t devices_per_r
   made.constants = calloc(1, sizeof(*made.constants));
   contents->num_constants = graph->num_args > 1;
   if (contents->num_constants) {
-    uint64_t bytes = jpp_planfile_host_bytes(type_of(graph, graph->num_args - 1));
+    uint64_t bytes = jpp_type_host_bytes(type_of(graph, graph->num_args - 1));
     assert_true(bytes <= 1 << 16);
     made.constants[0] = (jpp_planfile_bytes_t){made.text, bytes};
   }
