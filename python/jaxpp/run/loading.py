@@ -75,8 +75,8 @@ class _Front(dict[str, Any]):
     def __missing__(self, key: str) -> Any:
         raise make_error(
             "unsupported",
-            f"plan file {self.path}: another version of JaxPP wrote it, without {key!r}, which "
-            "this version reads; save the step again with this version",
+            f"plan file {self.path}: expected an entry {key!r}, found none, because another "
+            "version of JaxPP wrote the file; save the step again with this version",
         )
 
 

@@ -133,7 +133,7 @@ case(
     "A plan file that another version wrote",
     "unsupported",
     lambda: loaded_without("notes"),
-    "plan file step.plan: another version of JaxPP wrote it, without 'notes'",
+    "plan file step.plan: expected an entry 'notes', found none",
 )
 case(
     "A loaded step called with other shapes",
