@@ -137,10 +137,11 @@ typedef struct jpp_copy {
   uint64_t first;
   uint64_t row;   // elements; 0: the same in every microbatch
   uint64_t last;  // a microbatch
+  bool by_rows;   // `first` and `row` are multiples of the argument's rows (dims[0])
 } jpp_copy_t;
 
-// Whether a task makes nothing but such arrays on a rank of one device, so that it needs
-// no module; out_copies[task->num_outputs] says how. Only f32 and bf16 are converted to
+// Whether a task makes nothing but such arrays, so that it needs no module on a rank of
+// one device; out_copies[task->num_outputs] says how. Only f32 and bf16 are converted to
 // each other, and no more than 16 MiB of results: XLA's threads are faster beyond.
 JPP_API bool jpp_plan_task_copies(const jpp_plan_t* plan, uint32_t task,
                                   JPP_OPTIONAL jpp_copy_t* out_copies);

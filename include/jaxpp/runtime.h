@@ -51,8 +51,9 @@ typedef struct jpp_runtime jpp_runtime_t;
 // The executable of a task. Tasks may share an executable. Its layout is final.
 typedef struct jpp_task_executable {
   // NULL for a task without ops, which is skipped, and on CPUs also for a task of
-  // jpp_plan_task_copies() on a rank of one device: the runtime copies there itself,
-  // which takes no longer, and saves a compilation.
+  // jpp_plan_task_copies(): the runtime copies there itself, which takes no longer, and
+  // saves a compilation. On a rank of several devices, all its copies must be `by_rows`,
+  // and no array may be cut along the dimension of the rows unless first and row are 0.
   jpp_executable_t* executable;
   // Compiled for any one device: runs on the rank's device if the rank has one device,
   // otherwise where it was compiled
@@ -86,6 +87,10 @@ typedef struct jpp_runtime_options {
   // The limit for a send or receive in a step that all processes are known to have begun:
   // the largest of this, the time of a whole step, and 20 times its usual wait. 0: 60000.
   uint32_t step_timeout_ms;
+  // [staged->num_tasks] for a task without executable whose rank has several devices: the
+  // dims of its results on each device, one result after the other. NULL, here or for a
+  // task: each device has the whole arrays.
+  const uint64_t* const* shard_dims;
 } jpp_runtime_options_t;
 
 // Uploads the constants and allocates everything a step needs. JPP_DEVICES_ERROR names a

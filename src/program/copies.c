@@ -69,6 +69,12 @@ static bool add_rows(const reader_t* r, const jpp_op_t* op, jpp_copy_t* copy) {
   return true;
 }
 
+static bool copies_rows(const jpp_copy_t* copy, const jpp_type_t* argument) {
+  uint64_t rows = argument->ndim ? (uint64_t)argument->dims[0] : 1;
+  uint64_t row = jpp_type_elements(argument) / rows;
+  return copy->first % row == 0 && copy->row % row == 0;
+}
+
 // Follows the copies of the task from a result to an argument of the step.
 static bool follow(const reader_t* r, uint32_t value, jpp_copy_t* copy) {
   jpp_dtype_t dtype = type_of(r, value)->dtype;
@@ -78,6 +84,7 @@ static bool follow(const reader_t* r, uint32_t value, jpp_copy_t* copy) {
     casts += type_of(r, op->inputs[0])->dtype != type_of(r, value)->dtype;
   }
   copy->input = position_of_input(r->task, value);
+  copy->by_rows = copies_rows(copy, type_of(r, value));
   return casts <= 1 && can_convert(type_of(r, value)->dtype, dtype) &&
          is_argument(r->staged->graph, value);
 }

@@ -242,8 +242,22 @@ static PyObject* make_donations(const void* context, uint64_t task) {
                           plan->bindings[task].donated_to);
 }
 
-static PyObject* make_copies(const void* plan, uint64_t task) {
-  return PyBool_FromLong(jpp_plan_task_copies(plan, (uint32_t)task, NULL));
+static PyObject* make_copy(const void* copies, uint64_t result) {
+  const jpp_copy_t* copy = &((const jpp_copy_t*)copies)[result];
+  return Py_BuildValue("(NO)", jpp_py_none_or_u32(copy->input),
+                       copy->by_rows ? Py_True : Py_False);
+}
+
+static PyObject* make_copies(const void* context, uint64_t task) {
+  const jpp_plan_t* plan = context;
+  uint32_t results = plan->staged->tasks[task].num_outputs;
+  jpp_copy_t* copies = NULL;
+  if (!jpp_py_check(JPP_ALLOC_ARRAY(results, &copies))) return NULL;
+  PyObject* list = jpp_plan_task_copies(plan, (uint32_t)task, copies)
+                       ? jpp_py_make_list(results, make_copy, copies)
+                       : Py_NewRef(Py_None);
+  jpp_free(copies);
+  return list;
 }
 
 static PyObject* plan_copies(PyObject* object, PyObject* unused) {
@@ -576,9 +590,9 @@ static PyMethodDef kMethods[] = {
      "For each input of each task, the output that takes over its memory, or None."},
     {"copies", plan_copies, METH_NOARGS,
      "copies($self, /)\n--\n\n"
-     "For each task, whether it only copies parts of the step's arguments, or fills "
-     "arrays "
-     "with zeros, so that it needs no module on a rank of one device."},
+     "For each task, None, or if it only copies and fills with zeros, for each result "
+     "the input that it copies from (None: zeros), and whether it takes whole rows of "
+     "it. Such a task needs no module on a rank of one device."},
     {"summary", plan_summary, METH_NOARGS,
      "summary($self, /)\n--\n\nA RankSummary for each rank."},
     {"costs", plan_costs, METH_VARARGS,

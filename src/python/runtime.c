@@ -43,6 +43,33 @@ static bool read_executables(const runtime_object_t* self, bool portable, uint32
   return true;
 }
 
+static uint32_t num_dims(const jpp_staged_t* staged, const jpp_task_t* task) {
+  uint32_t count = 0;
+  for (uint32_t i = 0; i < task->num_outputs; ++i) {
+    count += staged->values[task->outputs[i]].type.ndim;
+  }
+  return count;
+}
+
+// Fills table[tasks]; the caller frees its rows.
+static bool read_shard_dims(const runtime_object_t* self, PyObject* given,
+                            uint64_t** table) {
+  const jpp_staged_t* staged = self->plan->staged;
+  Py_ssize_t found = PySequence_Size(given);
+  if (found < 0 ||
+      !jpp_py_check_count("dims of tasks", staged->num_tasks, (uint64_t)found)) {
+    return false;
+  }
+  for (uint32_t t = 0; t < staged->num_tasks; ++t) {
+    PyObject* item = PySequence_GetItem(given, t);
+    uint32_t count = num_dims(staged, &staged->tasks[t]);
+    bool ok = item && jpp_py_to_u64s(item, "dims of results", count, &table[t]);
+    Py_XDECREF(item);
+    if (!ok) return false;
+  }
+  return true;
+}
+
 // Reads which process has each rank; the transport between the processes becomes the
 // runtime's.
 static bool read_processes(const runtime_object_t* self, PyObject* processes,
@@ -79,8 +106,8 @@ static jpp_status_t* create_runtime(const jpp_runtime_options_t* options,
   return status;
 }
 
-static bool make_runtime(runtime_object_t* self, PyObject* devices, int portable,
-                         uint32_t steps_in_flight, PyObject* processes,
+static bool make_runtime(runtime_object_t* self, PyObject* devices, PyObject* shard_dims,
+                         int portable, uint32_t steps_in_flight, PyObject* processes,
                          PyObject* network) {
   jpp_runtime_options_t options = {
       .struct_size = sizeof(options),
@@ -91,31 +118,37 @@ static bool make_runtime(runtime_object_t* self, PyObject* devices, int portable
   uint32_t *device_ids = NULL, *process_ids = NULL, count = 0;
   uint32_t tasks = self->plan->staged->num_tasks;
   jpp_task_executable_t* table = NULL;
+  uint64_t** dims = NULL;
   uint64_t expected = (uint64_t)self->plan->ranks * self->devices_per_rank;
   bool ok = jpp_py_to_u32s(devices, &device_ids, &count) &&
             jpp_py_check_count("devices of the ranks", expected, count) &&
             jpp_py_check(JPP_ALLOC_ARRAY(tasks, &table)) &&
             read_executables(self, portable, tasks, table) &&
+            jpp_py_check(JPP_ALLOC_ARRAY(tasks, &dims)) &&
+            read_shard_dims(self, shard_dims, dims) &&
             read_processes(self, processes, network, &process_ids, &options);
   options.devices = device_ids;
   options.executables = table;
+  options.shard_dims = (const uint64_t* const*)dims;
   ok = ok && jpp_py_check(create_runtime(&options, network, &self->runtime));
   jpp_free(device_ids);
   jpp_free(process_ids);
   jpp_free(table);
+  for (uint32_t t = 0; dims && t < tasks; ++t) jpp_free(dims[t]);
+  jpp_free(dims);
   return ok;
 }
 
 static PyObject* runtime_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   if (!jpp_py_refuse_keywords(kwargs)) return NULL;
   PyObject *client = NULL, *plan = NULL, *devices = NULL, *executables = NULL;
-  PyObject *processes = NULL, *network = NULL;
+  PyObject *shard_dims = NULL, *processes = NULL, *network = NULL;
   uint32_t per_rank = 0, steps_in_flight = 0;
   int portable = 0;
-  if (!PyArg_ParseTuple(args, "O!O!O&OOpO&OO:Runtime", jpp_py_types.client, &client,
+  if (!PyArg_ParseTuple(args, "O!O!O&OOOpO&OO:Runtime", jpp_py_types.client, &client,
                         jpp_py_types.plan, &plan, jpp_py_u32_converter, &per_rank,
-                        &devices, &executables, &portable, jpp_py_u32_converter,
-                        &steps_in_flight, &processes, &network)) {
+                        &devices, &executables, &shard_dims, &portable,
+                        jpp_py_u32_converter, &steps_in_flight, &processes, &network)) {
     return NULL;
   }
   runtime_object_t* self = jpp_py_new(type);
@@ -127,8 +160,8 @@ static PyObject* runtime_new(PyTypeObject* type, PyObject* args, PyObject* kwarg
   self->devices_per_rank = per_rank;
   self->waits = steps_in_flight == 0;
   self->networked = network != Py_None;
-  if (self->executables &&
-      make_runtime(self, devices, portable, steps_in_flight, processes, network)) {
+  if (self->executables && make_runtime(self, devices, shard_dims, portable,
+                                        steps_in_flight, processes, network)) {
     self->next = g_runtimes;
     if (g_runtimes) g_runtimes->before = self;
     g_runtimes = self;
@@ -636,12 +669,13 @@ static PyMethodDef kMethods[] = {
 
 static PyType_Slot kSlots[] = {
     {Py_tp_doc,
-     "Runtime(client, plan, devices_per_rank, devices, executables, portable, "
-     "steps_in_flight, processes, network, /)\n--\n\n"
+     "Runtime(client, plan, devices_per_rank, devices, executables, shard_dims, "
+     "portable, steps_in_flight, processes, network, /)\n--\n\n"
      "A plan ready to run; steps_in_flight 0: a call returns when the step is done; "
      "processes: whose each rank is, and the Network between them, or None twice; "
-     "`executables`: of every task, None where it has no "
-     "ops; devices are [rank][device], flat."},
+     "`executables`: of every task, None where it has no ops or the runtime copies; "
+     "`shard_dims`: of every task, the dims of its results on each device, if the "
+     "runtime copies to several; devices are [rank][device], flat."},
     {Py_tp_new, (void*)runtime_new},
     {Py_tp_dealloc, (void*)runtime_dealloc},
     {Py_tp_traverse, (void*)runtime_traverse},

@@ -23,7 +23,7 @@ from jaxpp.client.processes import Processes, processes_of
 from jaxpp.devices import Devices, RankOwner
 from jaxpp.errors import make_error
 from jaxpp.jax_internals.client import add_to_profiles, keep_profiles_apart
-from jaxpp.lower.compiling import Compiler
+from jaxpp.lower.compiling import CompiledTasks, Compiler
 from jaxpp.lower.handlers import register_handlers
 from jaxpp.lower.lowering import Code
 from jaxpp.mesh import MpmdMesh, rank_axes
@@ -154,14 +154,13 @@ class LocalDevices(StepDevices):
     def start(
         self, planned: Planned, code: Code, in_flight: int, options: Options
     ) -> tuple[_core.Runtime, bool]:
-        compiler = Compiler(planned.plan, self, code)
-        executables = compiler.compile_all()
+        compiled = Compiler(planned.plan, self, code).compile_all()
         network = None
         if self.processes is not None:
             client = f"{self.platform}: {self.version}"
             identity = identity_of(planned, options, code, client)
             network = self.processes.connect(identity, self)
-        return self.run(planned.plan, executables, in_flight, network), compiler.calls_back
+        return self.run(planned.plan, compiled, in_flight, network), compiled.calls_back
 
     def collectives(self, runtime: _core.Runtime, mesh: MpmdMesh) -> Callable[[], Collectives]:
         own = StepDevices.collectives(self, runtime, mesh)
@@ -182,7 +181,7 @@ class LocalDevices(StepDevices):
     def run(
         self,
         plan: _core.Plan,
-        executables: list[_core.Executable | None],
+        compiled: CompiledTasks,
         in_flight: int,
         network: _core.Network | None,
     ) -> _core.Runtime:
@@ -192,7 +191,8 @@ class LocalDevices(StepDevices):
             plan,
             self.per_rank,
             self.all_indices,
-            executables,
+            compiled.executables,
+            compiled.shard_dims,
             self.rank_size == 1,
             in_flight,
             self.processes.rank_process if self.processes else None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import dataclasses
 import os
 import weakref
 from typing import Any, Protocol
@@ -11,10 +12,10 @@ from jaxpp import _core
 from jaxpp.errors import JaxppError, make_error, warn
 from jaxpp.lower.compilation_cache import folder
 from jaxpp.lower.handlers import has_callbacks
-from jaxpp.lower.lowering import Code, LoweredTask
+from jaxpp.lower.lowering import Code, Copies, LoweredTask
 from jaxpp.progress import show
 
-__all__ = ["Compiler", "explain"]
+__all__ = ["CompiledTasks", "Compiler", "explain"]
 
 
 def explain(error: JaxppError, plan: _core.Plan, rank: int, what: str) -> JaxppError:
@@ -54,6 +55,23 @@ def _forget_unused() -> None:
 
 _Future = concurrent.futures.Future[_core.Executable]
 
+
+@dataclasses.dataclass
+class CompiledTasks:
+    """What a plan's runtime runs, for each task.
+
+    Attributes:
+      executables: None for a task that needs none in this process.
+      shard_dims: the dims of the results on each device, for a task that the runtime copies to
+        several devices.
+      calls_back: whether a task calls back into Python.
+    """
+
+    executables: list[_core.Executable | None]
+    shard_dims: list[list[int] | None]
+    calls_back: bool
+
+
 # A module, and the devices that run it together; none: each device alone.
 _Key = tuple[bytes, tuple[int, ...]]
 
@@ -67,25 +85,31 @@ class Compiler:
         self.devices = devices
         self.code = code
         self.cache_folder = folder()
-        self.calls_back = False  # whether a task calls back into Python
+        self.calls_back = False
         self.all_written = True  # to the cache folder; set by any thread of the pool
         self.futures: dict[_Key, _Future] = {}
         self.first: dict[bytes, _Key] = {}  # by module
         self.others: dict[_Key, LoweredTask] = {}  # modules that are `first` on other devices
+        self.shard_dims: dict[int, list[int]] = {}  # by task
+
+    def _needs_module(self, number: int, task: _core.StagedTask, copies: Copies | None) -> bool:
+        """Whether this process needs a module for the task."""
+        if not task.ops or not self.devices.has_rank(task.rank):
+            return False
+        # The runtime copies to CPU devices itself.
+        if copies is None or self.devices.platform != "cpu":
+            return True
+        if self.devices.rank_size == 1:
+            return False
+        dims = self.code.copied_dims(task, copies)
+        if dims is not None:
+            self.shard_dims[number] = dims
+        return dims is None
 
     def _submit(
-        self,
-        pool: concurrent.futures.Executor,
-        task: _core.StagedTask,
-        donations: Any,
-        copies: bool,
-    ) -> _Key | None:
-        """Begins to compile the task. Returns None if it needs no module in this process."""
-        if not task.ops or not self.devices.has_rank(task.rank):
-            return None
-        # The runtime copies to such devices itself.
-        if copies and self.devices.platform == "cpu" and self.devices.rank_size == 1:
-            return None
+        self, pool: concurrent.futures.Executor, task: _core.StagedTask, donations: Any
+    ) -> _Key:
+        """Begins to compile the task."""
         lowered = self.code.lower(task, donations)
         self.calls_back |= bool(lowered.callbacks)
         if lowered.callbacks and not has_callbacks(self.devices.client):
@@ -141,7 +165,7 @@ class Compiler:
         except JaxppError as error:
             raise explain(error, self.plan, task.rank, f"task {task.name}") from None
 
-    def compile_all(self) -> list[_core.Executable | None]:
+    def compile_all(self) -> CompiledTasks:
         staged = self.plan.staged()
         tasks = staged.tasks()
         donations, copies = self.plan.donations(), self.plan.copies()
@@ -150,15 +174,16 @@ class Compiler:
         try:
             # Long ones first: no core is idle while another compiles the last one.
             order = sorted(range(len(tasks)), key=lambda t: len(tasks[t].ops), reverse=True)
-            found: dict[int, _Key | None] = {}
+            found: dict[int, _Key] = {}
             for count, t in enumerate(order, start=1):
                 show(f"lowering task {count} of {len(tasks)}")
-                found[t] = self._submit(pool, tasks[t], donations[t], copies[t])
+                if self._needs_module(t, tasks[t], copies[t]):
+                    found[t] = self._submit(pool, tasks[t], donations[t])
             self._submit_others(pool)
             executables: list[_core.Executable | None] = []
             for t, task in enumerate(tasks):
                 show(f"compiling task {t + 1} of {len(tasks)}")
-                key = found[t]
+                key = found.get(t)
                 executables.append(key and self._result(task, self.futures[key]))
         finally:
             # After an error or Ctrl-C: cancel the pending tasks and do not wait for the others.
@@ -168,4 +193,5 @@ class Compiler:
                 f"compilation cache {self.cache_folder}: cannot write compiled tasks; "
                 "expected a writable folder with free space (jax_compilation_cache_dir)"
             )
-        return executables
+        shard_dims = [self.shard_dims.get(t) for t in range(len(tasks))]
+        return CompiledTasks(executables, shard_dims, self.calls_back)

@@ -21,12 +21,13 @@ from jaxpp.jax_internals.modules import LoweredModule, SharedContext
 from jaxpp.lower.callbacks import Callback, Function, redirect_callbacks
 from jaxpp.mesh import MpmdMesh
 from jaxpp.operations import accumulate
+from jaxpp.placements import physical_type
 from jaxpp.plan.evaluation import MadeOp, run_ops, with_calls
 from jaxpp.plan.sharding import Specs
 from jaxpp.trace.front import FrontOp, Graph
 from jaxpp.trace.keys import literal_key
 
-__all__ = ["Code", "LoweredTask", "TaskLowerer", "TaskModules", "modules_of_all"]
+__all__ = ["Code", "Copies", "LoweredTask", "TaskLowerer", "TaskModules", "modules_of_all"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +37,10 @@ class LoweredTask:
     code: bytes
     callbacks: tuple[Callback, ...]  # callbacks whose addresses are in the code
     text: Callable[[], str]
+
+
+# Of a task that only copies: an entry of `plan.copies()`.
+Copies = Sequence[tuple[int | None, bool]]
 
 
 class TaskLowerer:
@@ -210,6 +215,18 @@ class TaskLowerer:
             self._cache[key] = self._lower(task, donations)
         return self._cache[key]
 
+    def copied_dims(self, task: _core.StagedTask, copies: Copies) -> list[int] | None:
+        mesh = self.mesh.unstack[task.rank]
+        dims: list[int] = []
+        for value, (position, by_rows) in zip(task.outputs, copies, strict=True):
+            if position is not None:
+                taken = task.inputs[position]
+                if not by_rows or not self.specs.keeps_rows(taken, value, self.avals, mesh):
+                    return None
+            sharding = NamedSharding(mesh, self.specs.of(value))
+            dims += sharding.shard_shape(physical_type(self.avals[value])[1])
+        return dims
+
     def _shardings(self, values: Sequence[int]) -> Any:
         mesh = self.mesh.lowering_mesh()
         return [NamedSharding(mesh, self.specs.of(v)) for v in values]
@@ -273,6 +290,11 @@ class Code(Protocol):
     compile_options: bytes
 
     def lower(self, task: _core.StagedTask, donations: Any) -> LoweredTask: ...
+
+    def copied_dims(self, task: _core.StagedTask, copies: Copies) -> list[int] | None:
+        """The dims on each device of the results of a task that only copies, one result after
+        the other. None: they are not known, or some device does not have all elements that
+        it copies."""
 
 
 @dataclasses.dataclass

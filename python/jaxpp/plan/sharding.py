@@ -50,12 +50,32 @@ class Specs:
     def of(self, value: int) -> PartitionSpec:
         return self.by_value.get(value, PartitionSpec())
 
+    def keeps_rows(self, taken: int, made: int, avals: Sequence[Any], mesh: Mesh) -> bool:
+        """Whether each device's shard of `made`, which is `taken`, rows of it, or one row,
+        consists of such rows of the device's shard of `taken`."""
+        before, after = (
+            _cuts(self.of(v), physical_type(avals[v])[1], mesh) for v in (taken, made)
+        )
+        if before == after:
+            return True
+        (_, rows_cut), *row = before or [(1, ())]
+        return not rows_cut and (after == row or (after[1:] == row and not after[0][1]))
+
 
 # --- Specs from the user -----------------------------------------------------------------
 
 
 def _axes_of(part: Any) -> tuple[str, ...]:
     return () if part is None else (part if isinstance(part, tuple) else (part,))
+
+
+def _cuts(
+    spec: PartitionSpec, shape: Sequence[int], mesh: Mesh
+) -> list[tuple[int, tuple[str, ...]]]:
+    """For each dimension, its size and the axes of the mesh that cut it."""
+    parts = [*spec.partitions, *[None] * (len(shape) - len(spec.partitions))]
+    cutting = [tuple(a for a in _axes_of(part) if mesh.shape[a] > 1) for part in parts]
+    return list(zip(shape, cutting, strict=True))
 
 
 def check_spec(spec: PartitionSpec, aval: Any, mesh: Mesh, what: str) -> None:

@@ -33,7 +33,7 @@ from jaxpp.client.processes import make_network
 from jaxpp.devices import Devices
 from jaxpp.errors import DELETED, JaxppError, make_error, raised_text
 from jaxpp.lower.callbacks import Function
-from jaxpp.lower.compiling import Compiler
+from jaxpp.lower.compiling import CompiledTasks, Compiler
 from jaxpp.plan.costs import Collectives
 from jaxpp.remote.connections import PROBLEM, Connection, Listener, frame_of
 from jaxpp.remote.messages import (
@@ -150,7 +150,7 @@ class _Program:
 
     def __init__(self, plan: _core.Plan, in_flight: int, devices: LocalDevices) -> None:
         self.plan, self.in_flight, self.devices = plan, in_flight, devices
-        self.executables: list[_core.Executable | None] = []
+        self.compiled = CompiledTasks([], [], False)
         self.network: _core.Network | None = None
         self.runtime: _core.Runtime | None = None
         self.donated: list[int] = []
@@ -293,7 +293,7 @@ class Worker:
         plan, contents = planfile.plan(), planfile.contents()
         program = _Program(plan, in_flight, self._devices[plugin])
         code = FileCode(contents, plan.staged(), _unpickle(functions))
-        program.executables = Compiler(plan, program.devices, code).compile_all()
+        program.compiled = Compiler(plan, program.devices, code).compile_all()
         program.network = make_network(
             self._rank,
             self._ranks,
@@ -314,7 +314,7 @@ class Worker:
             if rank != self._rank:
                 program.network.connect(rank, address)
         program.runtime = program.devices.run(
-            program.plan, program.executables, program.in_flight, program.network
+            program.plan, program.compiled, program.in_flight, program.network
         )
 
     # --- Messages ---

@@ -93,13 +93,13 @@ class _Leaf:
         return None
 
 
-class _TracedCode:
+class _TracedCode(TaskLowerer):
     """A step whose tasks JAX has lowered."""
 
     def __init__(self, traced: Traced, devices: StepDevices, options: Options) -> None:
-        self.lower = TaskLowerer(
+        super().__init__(
             traced.graph, traced.staged, options.mesh, traced.specs, devices.platform
-        ).lower
+        )
         self.compile_options = serialized_compile_options(
             devices.rank_size,
             options.compiler_options,

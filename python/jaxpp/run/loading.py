@@ -17,7 +17,7 @@ from jaxpp import _core
 from jaxpp.client.devices import devices_for
 from jaxpp.errors import make_error, shorten, tree_text
 from jaxpp.lower.callbacks import Callback, Function, renew_callbacks
-from jaxpp.lower.lowering import LoweredTask
+from jaxpp.lower.lowering import Copies, LoweredTask
 from jaxpp.mesh import MpmdMesh
 from jaxpp.placements import carrier_of
 from jaxpp.plan.planned import Planned
@@ -63,6 +63,9 @@ class FileCode:
         if task.name in self._functions:
             code, callbacks = renew_callbacks(code, self._functions[task.name])
         return LoweredTask(code, callbacks, code.hex)
+
+    def copied_dims(self, task: _core.StagedTask, copies: Copies) -> None:
+        return None  # a file has no shardings of values inside the step
 
 
 class _Front(dict[str, Any]):

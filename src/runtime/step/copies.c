@@ -4,26 +4,62 @@
 #include "device/wait.h"
 #include "runtime/step/state.h"
 
-static jpp_status_t* resolve_task(jpp_runtime_t* runtime, uint32_t id) {
-  const jpp_staged_t* staged = runtime->plan->staged;
-  const jpp_task_t* task = &staged->tasks[id];
-  jpp_copy_t* copies = NULL;
-  if (runtime->calls[id].executable || runtime->devices_per_rank > 1) return NULL;
-  if (!jpp_plan_task_copies(runtime->plan, id, NULL)) return NULL;
-  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&runtime->arena, task->num_outputs, &copies));
-  jpp_plan_task_copies(runtime->plan, id, copies);
-  for (uint32_t i = 0; i < task->num_outputs; ++i) {
-    uint64_t bytes = jpp_type_host_bytes(&staged->values[task->outputs[i]].type);
-    bool is_largest = copies[i].input == JPP_NONE && bytes > runtime->zero_bytes;
-    if (is_largest) runtime->zero_bytes = bytes;
-  }
-  runtime->calls[id].copies = copies;
+static jpp_status_t* cut_type(jpp_arena_t* arena, const uint64_t* shard_dims,
+                              jpp_type_t* type) {
+  int64_t* dims = NULL;
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(arena, type->ndim, &dims));
+  for (uint32_t d = 0; d < type->ndim; ++d) dims[d] = (int64_t)shard_dims[d];
+  type->dims = dims;
   return NULL;
 }
 
-jpp_status_t* jpp__copies_resolve(jpp_runtime_t* runtime) {
+// Each device copies from its shard of the argument, which is cut into as many shards as
+// the result.
+static jpp_status_t* resolve_result(jpp_runtime_t* runtime, const jpp_type_t* whole,
+                                    const uint64_t* shard_dims,
+                                    jpp_shard_copy_t* result) {
+  result->type = *whole;
+  if (shard_dims) {
+    JPP_RETURN_IF_ERROR(cut_type(&runtime->arena, shard_dims, &result->type));
+  }
+  if (result->from.input != JPP_NONE) {
+    uint64_t shards = jpp_type_elements(whole) / jpp_type_elements(&result->type);
+    result->from.first /= shards;
+    result->from.row /= shards;
+  }
+  uint64_t bytes = jpp_type_host_bytes(&result->type);
+  bool is_largest = result->from.input == JPP_NONE && bytes > runtime->zero_bytes;
+  if (is_largest) runtime->zero_bytes = bytes;
+  return NULL;
+}
+
+static jpp_status_t* resolve_task(jpp_runtime_t* runtime, const uint64_t* shard_dims,
+                                  uint32_t id) {
+  const jpp_staged_t* staged = runtime->plan->staged;
+  const jpp_task_t* task = &staged->tasks[id];
+  jpp_copy_t* copies = NULL;
+  jpp_shard_copy_t* results = NULL;
+  if (runtime->calls[id].executable) return NULL;
+  if (!jpp_plan_task_copies(runtime->plan, id, NULL)) return NULL;
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&runtime->arena, task->num_outputs, &results));
+  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(task->num_outputs, &copies));
+  jpp_plan_task_copies(runtime->plan, id, copies);
+  jpp_status_t* status = NULL;
+  for (uint32_t i = 0; !status && i < task->num_outputs; ++i) {
+    const jpp_type_t* type = &staged->values[task->outputs[i]].type;
+    results[i].from = copies[i];
+    status = resolve_result(runtime, type, shard_dims, &results[i]);
+    if (shard_dims) shard_dims += type->ndim;
+  }
+  jpp_free(copies);
+  runtime->calls[id].copies = results;
+  return status;
+}
+
+jpp_status_t* jpp__copies_resolve(jpp_runtime_t* runtime,
+                                  const uint64_t* const* shard_dims) {
   for (uint32_t t = 0; t < runtime->plan->staged->num_tasks; ++t) {
-    JPP_RETURN_IF_ERROR(resolve_task(runtime, t));
+    JPP_RETURN_IF_ERROR(resolve_task(runtime, shard_dims ? shard_dims[t] : NULL, t));
   }
   if (!runtime->zero_bytes) return NULL;
   // A large allocation of zeros takes no memory until it is written, which nothing does.
@@ -105,31 +141,34 @@ static jpp_status_t* copy_zeros(const jpp_runtime_t* runtime, const jpp_copying_
 
 // --- A task ---------------------------------------------------------------------------
 
-static jpp_status_t* make_array(const jpp_actor_t* actor, const jpp_actor_instr_t* instr,
-                                uint32_t result) {
+static jpp_status_t* make_shard(const jpp_actor_t* actor, const jpp_actor_instr_t* instr,
+                                uint32_t result, uint32_t device) {
   const jpp_runtime_t* runtime = actor->runtime;
   const jpp_staged_t* staged = runtime->plan->staged;
   const jpp_instr_t* run = &actor->program->instrs[instr->source];
   const jpp_task_t* task = &staged->tasks[run->target];
-  const jpp_copy_t* copy = &instr->call->copies[result];
-  jpp_buffer_t** out_buffer = &actor->results[0][result];
+  const jpp_copy_t* copy = &instr->call->copies[result].from;
+  jpp_buffer_t** out_buffer = &actor->results[device][result];
   jpp_copying_t c = {.client = runtime->client,
-                     .type = &staged->values[task->outputs[result]].type,
-                     .device = actor->devices[0]};
+                     .type = &instr->call->copies[result].type,
+                     .device = actor->devices[device]};
   if (copy->input == JPP_NONE) return copy_zeros(runtime, &c, out_buffer);
   uint64_t rows = run->microbatch < copy->last ? run->microbatch : copy->last;
-  c.source = actor->regs[instr->operands[copy->input]];
+  uint32_t reg = instr->operands[copy->input];
+  c.source = actor->regs[(size_t)reg * runtime->devices_per_rank + device];
   c.source_dtype = staged->values[task->inputs[copy->input]].type.dtype;
   c.first = copy->first + rows * copy->row;
   return copy_part(&c, out_buffer);
 }
 
 jpp_status_t* jpp__copies_make(const jpp_actor_t* actor, const jpp_actor_instr_t* instr) {
-  for (uint32_t k = 0; k < instr->num_results; ++k) {
-    jpp_status_t* status = make_array(actor, instr, k);
+  uint32_t results = instr->num_results, count = results * actor->num_devices;
+  for (uint32_t k = 0; k < count; ++k) {
+    jpp_status_t* status = make_shard(actor, instr, k % results, k / results);
     if (!status) continue;
     while (k-- > 0) {
-      jpp_client_buffer_destroy(actor->runtime->client, actor->results[0][k]);
+      jpp_buffer_t* made = actor->results[k / results][k % results];
+      jpp_client_buffer_destroy(actor->runtime->client, made);
     }
     return status;
   }

@@ -133,7 +133,7 @@ static jpp_status_t* resolve_calls(jpp_runtime_t* runtime,
   for (uint32_t t = 0; t < tasks; ++t) {
     JPP_RETURN_IF_ERROR(resolve_call(runtime, options, t));
   }
-  return jpp__copies_resolve(runtime);
+  return jpp__copies_resolve(runtime, options->shard_dims);
 }
 
 // Called on the thread that resets or closes the channel: the issuing thread, or the one

@@ -114,9 +114,11 @@ void jpp__call_issued(jpp_runtime_t* runtime, jpp_step_t* step, bool success);
 // Owns `status`.
 void jpp__call_finished(jpp_runtime_t* runtime, jpp_step_t* step, jpp_status_t* status);
 
-// copies.c. Prepares the tasks that copy without an executable.
-jpp_status_t* jpp__copies_resolve(jpp_runtime_t* runtime) JPP_MUST_USE;
-// Runs one: fills the first row of actor->results.
+// copies.c. Prepares the tasks that copy without an executable; `shard_dims` as in
+// jpp_runtime_options_t.
+jpp_status_t* jpp__copies_resolve(jpp_runtime_t* runtime,
+                                  const uint64_t* const* shard_dims) JPP_MUST_USE;
+// Runs one: fills actor->results.
 jpp_status_t* jpp__copies_make(const jpp_actor_t* actor,
                                const jpp_actor_instr_t* instr) JPP_MUST_USE;
 

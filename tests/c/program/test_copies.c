@@ -9,7 +9,8 @@
 enum { kMostOutputs = 8 };
 
 // "name: input[first + row * min(i, last)] ..." for each task of the step that only
-// copies; the caller frees it with jpp_text_free().
+// copies, with a "+" behind copies that do not begin at a row; the caller frees it with
+// jpp_text_free().
 static char* copies_of(const jpp_plan_t* plan) {
   jpp_str_t text = {0};
   for (uint32_t t = 0; t < plan->staged->num_tasks; ++t) {
@@ -30,7 +31,7 @@ static char* copies_of(const jpp_plan_t* plan) {
       if (copy->row) {
         jpp_str_appendf(&text, " + %d * min(i, %d)", (int)copy->row, (int)copy->last);
       }
-      jpp_str_append(&text, "]");
+      jpp_str_append(&text, copy->by_rows ? "]" : "]+");
     }
     jpp_str_append(&text, "\n");
   }
@@ -63,7 +64,23 @@ static void test_rows_of_arguments(void** state) {
       "%5:bf16[2] = slice(%4) copies 1\n"
       "out %2\n"
       "out %5\n",
-      "after_loop_0_0: %0[16] %0[17]\n");
+      "after_loop_0_0: %0[16] %0[17]+\n");
+}
+
+static void test_elements_across_rows(void** state) {
+  (void)state;
+  expect_copies(
+      "graph \"g\" ranks 1\n"
+      "arg %0 f32[4,4]\n"
+      "arg %1 f32[]\n"
+      "%2:f32[16] = reshape(%0) copies 0\n"
+      "%3:f32[4] = slice(%2) copies 4\n"
+      "%4:f32[4] = slice(%2) copies 6\n"
+      "%5:f32[1] = reshape(%1) copies 0\n"
+      "out %3\n"
+      "out %4\n"
+      "out %5\n",
+      "after_loop_0_0: %0[4] %0[6]+ %1[0]\n");
 }
 
 // The first states of the sum are zeros, and stage 0 takes a row of the batch.
@@ -128,6 +145,7 @@ static void test_donated_arguments_are_not_copied(void** state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_rows_of_arguments),
+      cmocka_unit_test(test_elements_across_rows),
       cmocka_unit_test(test_rows_of_microbatches),
       cmocka_unit_test(test_other_tasks_need_a_module),
       cmocka_unit_test(test_donated_arguments_are_not_copied),

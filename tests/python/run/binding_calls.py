@@ -44,9 +44,10 @@ def mixtures(step: Step) -> dict[str, Callable[[], Any]]:
     ones = [np.ones(1, "f4")] * 2
     small = [_core.Value.put(step.client, [0, 1], 1, [0, 1], ones, "float32", "device")]
     values, executables = step.values(), step.executables(None)
+    no_dims = [None] * len(executables)
     runtime = step.runtime(executables)
     new_runtime = lambda *devices: _core.Runtime(  # noqa: E731
-        step.client, step.plan, 1, list(devices), executables, True, 0, None, None
+        step.client, step.plan, 1, list(devices), executables, no_dims, True, 0, None, None
     )
     gone = value_of(step.client)
     gone.delete()
@@ -78,7 +79,7 @@ def mixtures(step: Step) -> dict[str, Callable[[], Any]]:
         "too few devices": lambda: new_runtime(0),
         "a device that is not there": lambda: new_runtime(0, 99),
         "no devices a rank": lambda: _core.Runtime(
-            step.client, step.plan, 0, [], executables, True, 0, None, None
+            step.client, step.plan, 0, [], executables, no_dims, True, 0, None, None
         ),
         "no executables": lambda: step.runtime([None] * len(executables)),
         "executables in another order": lambda: step.runtime(executables[::-1] + [None]),

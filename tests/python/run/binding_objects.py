@@ -90,6 +90,7 @@ class Step:
             1,
             self.flat_devices,
             executables,
+            [None] * len(executables),
             True,
             0,
             None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -10,9 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec as P
 
 import jaxpp.api as jaxpp
 from equality import Problem, assert_trains_equal, mesh_of
+from jaxpp.lower.compiling import CompiledTasks, Compiler
 
 MICROBATCHES = 4
 DTYPES = ["float32", "bfloat16", "float16", "int32", "uint8", "bool", "complex64"]
@@ -29,7 +32,7 @@ def bits(array: Any) -> np.ndarray:
 def tasks_with_module(step: Any, *args: Any) -> list[str]:
     plan = step.compile(*args).compiled._traced.plan
     tasks = zip(plan.staged().tasks(), plan.copies(), strict=True)
-    return [task.name for task, copies in tasks if task.ops and not copies]
+    return [task.name for task, copies in tasks if task.ops and copies is None]
 
 
 def assert_copies(fun: Callable[..., Any], *args: Any) -> None:
@@ -85,6 +88,104 @@ def test_random_chains_of_copies(seed: int) -> None:
     arrays = [random_array(rng, DTYPES[k]) for k in rng.integers(0, len(DTYPES), size=4)]
     chains = [random_chain(rng) for _ in arrays]
     assert_copies(lambda *xs: [f(x) for f, x in zip(chains, xs, strict=True)], *arrays)
+
+
+# --- Ranks of several devices ---------------------------------------------------------------
+
+
+@pytest.fixture
+def compiled_tasks(monkeypatch: pytest.MonkeyPatch) -> list[CompiledTasks]:
+    """What is compiled from now on, by plan."""
+    compiled: list[CompiledTasks] = []
+    compile_all = Compiler.compile_all
+
+    def keep(compiler: Compiler) -> CompiledTasks:
+        compiled.append(compile_all(compiler))
+        return compiled[-1]
+
+    monkeypatch.setattr(Compiler, "compile_all", keep)
+    return compiled
+
+
+def has_modules(compiled: CompiledTasks) -> bool:
+    return any(executable is not None for executable in compiled.executables)
+
+
+def random_spec(rng: np.random.Generator, shape: tuple[int, ...], axes: dict[str, int]) -> P:
+    parts: list[Any] = [None] * len(shape)
+    for axis in rng.permutation(sorted(axes)).tolist():
+        at = int(rng.integers(0, len(shape) + 1))
+        if at < len(shape):
+            wider = (*(parts[at] or ()), axis)
+            if shape[at] % math.prod(axes[a] for a in wider) == 0:
+                parts[at] = wider
+    return P(*parts)
+
+
+MESHES = [{"data": 2}, {"data": 2, "model": 2}, {"data": 1, "model": 4}]
+
+
+@pytest.mark.parametrize("axes", MESHES, ids=lambda axes: "x".join(map(str, axes.values())))
+@pytest.mark.parametrize("seed", range(8))
+def test_random_shards(seed: int, axes: dict[str, int]) -> None:
+    """Arrays and results have any shardings: some the runtime can copy, others not."""
+    rng = np.random.default_rng(1000 + seed)
+    arrays, takes = [], []
+    for _ in range(4):
+        shape = tuple(rng.choice([2, 4, 6, 8], size=rng.integers(1, 4)).tolist())
+        x = rng.integers(0, 100, size=shape)
+        arrays.append(jnp.asarray(x, rng.choice(["float32", "bfloat16", "int8"])))
+        start, stop = sorted(rng.choice(shape[0] + 1, size=2, replace=False).tolist())
+        takes.append(
+            [
+                lambda x, start=start: x[start],
+                lambda x, start=start, stop=stop: x[start:stop],
+                lambda x: x.astype(jnp.float32),
+                lambda x: x.reshape(-1)[2:4],
+                lambda x: x.reshape(-1)[: 2 * x.shape[-1]].reshape(2, -1),
+                jnp.copy,
+            ][rng.integers(0, 6)]
+        )
+    fun = lambda *xs: [f(x) for f, x in zip(takes, xs, strict=True)]  # noqa: E731
+    expected = jax.jit(fun)(*arrays)
+    in_specs = tuple(random_spec(rng, x.shape, axes) for x in arrays)
+    out_specs = [random_spec(rng, y.shape, axes) for y in expected]
+    step = jaxpp.mpmd_jit_with_loop(
+        fun, mesh_of(1, axes), in_specs=in_specs, out_specs=out_specs
+    )
+    for ours, theirs in zip(step(*arrays), expected, strict=True):
+        assert (ours.shape, ours.dtype) == (theirs.shape, theirs.dtype)
+        for shard in ours.addressable_shards:
+            np.testing.assert_array_equal(bits(shard.data), bits(theirs[shard.index]))
+
+
+@pytest.mark.parametrize(
+    ("fun", "spec", "out_spec", "copied"),
+    [
+        (lambda x: x[2], P(None, "data"), P("data"), True),
+        (lambda x: x[2:4], P(None, "data"), P(None, "data"), True),
+        (lambda x: x[2], P(None, ("data", "model")), P(("data", "model")), True),
+        (lambda x: x.astype(jnp.bfloat16), P("data", "model"), P("data", "model"), True),
+        (lambda x: x.reshape(-1)[8:16], P(), P(), True),
+        # Devices lack elements of their shards of the results.
+        (lambda x: x[2], P(None, "data"), P(), False),
+        (lambda x: x[2], P(None, ("data", "model")), P(("model", "data")), False),
+        (lambda x: x[2:4], P("data"), P(), False),
+        (lambda x: x[0:4], P("data"), P("data"), False),
+        # Eight elements, but not one row.
+        (lambda x: x.reshape(-1)[4:12], P(None, "data"), P("data"), False),
+    ],
+)
+def test_which_shards_the_runtime_copies(
+    compiled_tasks: list[CompiledTasks], fun: Any, spec: P, out_spec: P, copied: bool
+) -> None:
+    x = jnp.arange(48.0).reshape(6, 8)
+    mesh = mesh_of(1, {"data": 2, "model": 2})
+    y = jaxpp.mpmd_jit_with_loop(fun, mesh, in_specs=(spec,), out_specs=out_spec)(x)
+    for shard in y.addressable_shards:
+        np.testing.assert_array_equal(bits(shard.data), bits(fun(x)[shard.index]))
+    (compiled,) = compiled_tasks
+    assert has_modules(compiled) != copied
 
 
 def test_casts_round_as_xla_does() -> None:
