@@ -43,11 +43,6 @@ static bool is_microbatch(const reader_t* r, uint32_t value) {
   return r->task->loop != JPP_NONE && graph->loops[r->task->loop].index == value;
 }
 
-static bool is_argument(const jpp_graph_t* graph, uint32_t value) {
-  return value < graph->num_values && graph->values[value].producer == JPP_NONE &&
-         graph->values[value].loop == JPP_NONE;
-}
-
 // Devices pack elements that are smaller than a byte.
 static bool can_convert(jpp_dtype_t from, jpp_dtype_t to) {
   if (from == to) return jpp_dtype_device_bytes(from, 8) == jpp_dtype_bits(from);
@@ -83,10 +78,11 @@ static bool follow(const reader_t* r, uint32_t value, jpp_copy_t* copy) {
     if (!(op->flags & JPP_OP_COPY) || !add_rows(r, op, copy)) return false;
     casts += type_of(r, op->inputs[0])->dtype != type_of(r, value)->dtype;
   }
+  const jpp_value_t* source = &r->staged->values[value];
   copy->input = position_of_input(r->task, value);
-  copy->by_rows = copies_rows(copy, type_of(r, value));
-  return casts <= 1 && can_convert(type_of(r, value)->dtype, dtype) &&
-         is_argument(r->staged->graph, value);
+  copy->by_rows = copies_rows(copy, &source->type);
+  bool is_argument = source->producer == JPP_NONE && source->loop == JPP_NONE;
+  return is_argument && casts <= 1 && can_convert(source->type.dtype, dtype);
 }
 
 static bool find_copy(const reader_t* r, uint32_t value, jpp_copy_t* out_copy) {
