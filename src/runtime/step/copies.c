@@ -4,11 +4,24 @@
 #include "device/wait.h"
 #include "runtime/step/state.h"
 
+static bool divides(uint64_t part, uint64_t whole) {
+  return part ? whole % part == 0 : whole == 0;
+}
+
 static jpp_status_t* cut_type(jpp_arena_t* arena, const uint64_t* shard_dims,
                               jpp_type_t* type) {
   int64_t* dims = NULL;
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(arena, type->ndim, &dims));
-  for (uint32_t d = 0; d < type->ndim; ++d) dims[d] = (int64_t)shard_dims[d];
+  for (uint32_t d = 0; d < type->ndim; ++d) {
+    if (!divides(shard_dims[d], (uint64_t)type->dims[d])) {
+      return jpp_status_make(JPP_INVALID_ARGUMENT,
+                             "dimension %u of a shard: expected a divisor of %lld, found "
+                             "%llu",
+                             d, (long long)type->dims[d],
+                             (unsigned long long)shard_dims[d]);
+    }
+    dims[d] = (int64_t)shard_dims[d];
+  }
   type->dims = dims;
   return NULL;
 }
@@ -40,20 +53,18 @@ static jpp_status_t* resolve_task(jpp_runtime_t* runtime, const uint64_t* shard_
   jpp_copy_t* copies = NULL;
   jpp_shard_copy_t* results = NULL;
   if (runtime->calls[id].executable) return NULL;
-  if (!jpp_plan_task_copies(runtime->plan, id, NULL)) return NULL;
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&runtime->arena, task->num_outputs, &copies));
+  if (!jpp_plan_task_copies(runtime->plan, id, copies)) return NULL;
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&runtime->arena, task->num_outputs, &results));
-  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(task->num_outputs, &copies));
-  jpp_plan_task_copies(runtime->plan, id, copies);
-  jpp_status_t* status = NULL;
-  for (uint32_t i = 0; !status && i < task->num_outputs; ++i) {
+  for (uint32_t i = 0; i < task->num_outputs; ++i) {
     const jpp_type_t* type = &staged->values[task->outputs[i]].type;
     results[i].from = copies[i];
-    status = resolve_result(runtime, type, shard_dims, &results[i]);
+    JPP_RETURN_IF_ERROR_IN(resolve_result(runtime, type, shard_dims, &results[i]),
+                           "task %s, result %u", task->name, i);
     if (shard_dims) shard_dims += type->ndim;
   }
-  jpp_free(copies);
   runtime->calls[id].copies = results;
-  return status;
+  return NULL;
 }
 
 jpp_status_t* jpp__copies_resolve(jpp_runtime_t* runtime,

@@ -44,10 +44,15 @@ def mixtures(step: Step) -> dict[str, Callable[[], Any]]:
     ones = [np.ones(1, "f4")] * 2
     small = [_core.Value.put(step.client, [0, 1], 1, [0, 1], ones, "float32", "device")]
     values, executables = step.values(), step.executables(None)
-    no_dims = [None] * len(executables)
+    no_dims: list[Any] = [None] * len(executables)
     runtime = step.runtime(executables)
+    copied = next(t for t, copies in enumerate(step.plan.copies()) if copies)
+    copying = [None if t == copied else one for t, one in enumerate(executables)]
     new_runtime = lambda *devices: _core.Runtime(  # noqa: E731
         step.client, step.plan, 1, list(devices), executables, no_dims, True, 0, None, None
+    )
+    copying_runtime = lambda dims: step.runtime(  # noqa: E731
+        copying, [dims if t == copied else None for t in range(len(copying))]
     )
     gone = value_of(step.client)
     gone.delete()
@@ -81,6 +86,10 @@ def mixtures(step: Step) -> dict[str, Callable[[], Any]]:
         "no devices a rank": lambda: _core.Runtime(
             step.client, step.plan, 0, [], executables, no_dims, True, 0, None, None
         ),
+        "dims of too few tasks": lambda: step.runtime(executables, no_dims[1:]),
+        "dims of too few results": lambda: copying_runtime([2]),
+        "shards that do not divide": lambda: copying_runtime([2, 3]),
+        "shards without elements": lambda: copying_runtime([2, 0]),
         "no executables": lambda: step.runtime([None] * len(executables)),
         "executables in another order": lambda: step.runtime(executables[::-1] + [None]),
         "a trace before the first step": runtime.trace,

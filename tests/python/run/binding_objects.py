@@ -83,14 +83,16 @@ class Step:
             for one in lowered
         ]
 
-    def runtime(self, executables: list[Any]) -> _core.Runtime:
+    def runtime(
+        self, executables: list[Any], shard_dims: list[Any] | None = None
+    ) -> _core.Runtime:
         return _core.Runtime(
             self.client,
             self.plan,
             1,
             self.flat_devices,
             executables,
-            [None] * len(executables),
+            [None] * len(executables) if shard_dims is None else shard_dims,
             True,
             0,
             None,
