@@ -53,8 +53,8 @@ typedef struct jpp_task_executable {
   // NULL for a task without ops, which is skipped, and on CPUs also for a task of
   // jpp_plan_task_copies(): the runtime copies there itself, which takes no longer, and
   // saves a compilation. On a rank of several devices, each device copies from its own
-  // shard of the argument: either the whole array, or `by_rows` an array whose shards have
-  // all rows.
+  // shard of the argument: either the whole array, or `by_rows` an array whose shards
+  // have all rows.
   jpp_executable_t* executable;
   // Compiled for any one device: runs on the rank's device if the rank has one device,
   // otherwise where it was compiled
