@@ -137,7 +137,7 @@ typedef struct jpp_copy {
   uint64_t first;
   uint64_t row;   // elements; 0: the same in every microbatch
   uint64_t last;  // a microbatch
-  bool by_rows;   // `first` and `row` are multiples of the argument's rows (dims[0])
+  bool by_rows;   // `first` and `row` are whole rows along the argument's first dimension
 } jpp_copy_t;
 
 // Whether a task makes nothing but such arrays, so that it needs no module on a rank of

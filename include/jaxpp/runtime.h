@@ -53,8 +53,8 @@ typedef struct jpp_task_executable {
   // NULL for a task without ops, which is skipped, and on CPUs also for a task of
   // jpp_plan_task_copies(): the runtime copies there itself, which takes no longer, and
   // saves a compilation. On a rank of several devices, each device copies from its own
-  // shard of the argument: either the whole array, or `by_rows` an array whose shards
-  // have all rows.
+  // shard of the argument. The copy must then be of the whole argument, or `by_rows` of
+  // an argument that is not cut along its first dimension.
   jpp_executable_t* executable;
   // Compiled for any one device: runs on the rank's device if the rank has one device,
   // otherwise where it was compiled
@@ -97,8 +97,8 @@ typedef struct jpp_runtime_options {
 // Uploads the constants and allocates everything a step needs. JPP_DEVICES_ERROR names a
 // rank whose device the client lacks, JPP_INVALID_ARGUMENT a task whose executable has a
 // different number of results, dims of shards that do not divide those of the array, or
-// an unknown transport; JPP_UNSUPPORTED a transport that
-// cannot connect ranks. The caller frees the runtime with jpp_runtime_destroy().
+// an unknown transport; JPP_UNSUPPORTED a transport that cannot connect ranks. The caller
+// frees the runtime with jpp_runtime_destroy().
 JPP_API jpp_status_t* jpp_runtime_create(const jpp_runtime_options_t* options,
                                          jpp_runtime_t** out_runtime) JPP_MUST_USE;
 // Waits for the steps in flight. No other thread may use the runtime from then on. Takes

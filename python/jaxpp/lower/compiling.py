@@ -55,6 +55,9 @@ def _forget_unused() -> None:
 
 _Future = concurrent.futures.Future[_core.Executable]
 
+# A module, and the devices that run it together; none: each device alone.
+_Key = tuple[bytes, tuple[int, ...]]
+
 
 @dataclasses.dataclass
 class CompiledTasks:
@@ -70,10 +73,6 @@ class CompiledTasks:
     executables: list[_core.Executable | None]
     shard_dims: list[list[int] | None]
     calls_back: bool
-
-
-# A module, and the devices that run it together; none: each device alone.
-_Key = tuple[bytes, tuple[int, ...]]
 
 
 class Compiler:

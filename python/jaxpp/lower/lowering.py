@@ -21,7 +21,6 @@ from jaxpp.jax_internals.modules import LoweredModule, SharedContext
 from jaxpp.lower.callbacks import Callback, Function, redirect_callbacks
 from jaxpp.mesh import MpmdMesh
 from jaxpp.operations import accumulate
-from jaxpp.placements import physical_type
 from jaxpp.plan.evaluation import MadeOp, run_ops, with_calls
 from jaxpp.plan.sharding import Specs
 from jaxpp.trace.front import FrontOp, Graph
@@ -223,8 +222,7 @@ class TaskLowerer:
                 taken = task.inputs[position]
                 if not by_rows or not self.specs.keeps_rows(taken, value, self.avals, mesh):
                     return None
-            sharding = NamedSharding(mesh, self.specs.of(value))
-            dims += sharding.shard_shape(physical_type(self.avals[value])[1])
+            dims += self.specs.shard_shape(value, self.avals[value], mesh)
         return dims
 
     def _shardings(self, values: Sequence[int]) -> Any:

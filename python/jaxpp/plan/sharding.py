@@ -50,6 +50,9 @@ class Specs:
     def of(self, value: int) -> PartitionSpec:
         return self.by_value.get(value, PartitionSpec())
 
+    def shard_shape(self, value: int, aval: Any, mesh: Mesh) -> tuple[int, ...]:
+        return _shard_shape(self.of(value), aval, mesh)
+
     def keeps_rows(self, taken: int, made: int, avals: Sequence[Any], mesh: Mesh) -> bool:
         """Whether each device's shard of `made`, which is `taken`, rows of it, or one row,
         consists of such rows of the device's shard of `taken`."""
@@ -223,10 +226,13 @@ def _sums(loop: FrontLoop) -> list[int | None]:
     return [v if type(o) is Add and isinstance(v, int) else None for v, o in pairs]
 
 
+def _shard_shape(spec: PartitionSpec, aval: Any, mesh: Mesh) -> tuple[int, ...]:
+    return NamedSharding(mesh, spec).shard_shape(physical_type(aval)[1])
+
+
 def _shard_bytes(spec: PartitionSpec, aval: Any, mesh: Mesh) -> int:
-    dtype, shape = physical_type(aval)
-    shard = NamedSharding(mesh, spec).shard_shape(tuple(shape))
-    return _core.device_bytes(dtype, math.prod(shard))
+    dtype, _ = physical_type(aval)
+    return _core.device_bytes(dtype, math.prod(_shard_shape(spec, aval, mesh)))
 
 
 Partial = frozenset[str] | Blocked  # the axes of a sum, or the reason why there is none

@@ -150,7 +150,7 @@ class _Program:
 
     def __init__(self, plan: _core.Plan, in_flight: int, devices: LocalDevices) -> None:
         self.plan, self.in_flight, self.devices = plan, in_flight, devices
-        self.compiled = CompiledTasks([], [], False)
+        self.compiled: CompiledTasks | None = None
         self.network: _core.Network | None = None
         self.runtime: _core.Runtime | None = None
         self.donated: list[int] = []
@@ -309,7 +309,7 @@ class Worker:
         """Connects to the other ranks, once all have compiled their tasks."""
         program = self._programs[number]
         program.donated = donated
-        assert program.network is not None
+        assert program.compiled is not None and program.network is not None
         for rank, address in enumerate(addresses):
             if rank != self._rank:
                 program.network.connect(rank, address)

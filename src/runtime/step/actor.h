@@ -9,19 +9,16 @@
 #include "runtime/cluster/deadline.h"
 #include "runtime/observe/trace.h"
 
-// How a task without executable makes a result on each device.
-typedef struct jpp_shard_copy {
-  jpp_type_t type;  // of the result's shard
-  jpp_copy_t from;  // elements of the argument's shard
-} jpp_shard_copy_t;
-
 // The data that all runs of a task share.
 typedef struct jpp_task_call {
   jpp_executable_t* executable;
-  const jpp_shard_copy_t* copies;  // [results] of a task without executable; else NULL
-  int32_t device;                  // as in jpp_execute_t
-  uint32_t num_donated;            // args that are dead after a run
-  const uint32_t* donated;         // [num_donated] positions among the args
+  // [results] of a task without executable, else NULL: what each device copies from its
+  // shard of an argument, and the type of what it makes, its shard of the result.
+  const jpp_copy_t* copies;
+  const jpp_type_t* shard_types;
+  int32_t device;           // as in jpp_execute_t
+  uint32_t num_donated;     // args that are dead after a run
+  const uint32_t* donated;  // [num_donated] positions among the args
 } jpp_task_call_t;
 
 typedef struct jpp_outbox jpp_outbox_t;

@@ -8,41 +8,25 @@ static bool divides(uint64_t part, uint64_t whole) {
   return part ? whole % part == 0 : whole == 0;
 }
 
-static jpp_status_t* cut_type(jpp_arena_t* arena, const uint64_t* shard_dims,
-                              jpp_type_t* type) {
+// The argument is cut into as many shards as the result.
+static jpp_status_t* cut_result(jpp_arena_t* arena, const uint64_t* shard_dims,
+                                jpp_type_t* type, jpp_copy_t* copy) {
   int64_t* dims = NULL;
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(arena, type->ndim, &dims));
   for (uint32_t d = 0; d < type->ndim; ++d) {
-    if (!divides(shard_dims[d], (uint64_t)type->dims[d])) {
-      return jpp_status_make(JPP_INVALID_ARGUMENT,
-                             "dimension %u of a shard: expected a divisor of %lld, found "
-                             "%llu",
-                             d, (long long)type->dims[d],
-                             (unsigned long long)shard_dims[d]);
+    uint64_t whole = (uint64_t)type->dims[d], part = shard_dims[d];
+    if (!divides(part, whole)) {
+      return jpp_status_make(
+          JPP_INVALID_ARGUMENT,
+          "dimension %u of a shard: expected a divisor of %llu, found %llu", d,
+          (unsigned long long)whole, (unsigned long long)part);
     }
-    dims[d] = (int64_t)shard_dims[d];
+    uint64_t shards = part ? whole / part : 1;
+    copy->first /= shards;
+    copy->row /= shards;
+    dims[d] = (int64_t)part;
   }
   type->dims = dims;
-  return NULL;
-}
-
-// Each device copies from its shard of the argument, which is cut into as many shards as
-// the result.
-static jpp_status_t* resolve_result(jpp_runtime_t* runtime, const jpp_type_t* whole,
-                                    const uint64_t* shard_dims,
-                                    jpp_shard_copy_t* result) {
-  result->type = *whole;
-  if (shard_dims) {
-    JPP_RETURN_IF_ERROR(cut_type(&runtime->arena, shard_dims, &result->type));
-  }
-  if (result->from.input != JPP_NONE) {
-    uint64_t shards = jpp_type_elements(whole) / jpp_type_elements(&result->type);
-    result->from.first /= shards;
-    result->from.row /= shards;
-  }
-  uint64_t bytes = jpp_type_host_bytes(&result->type);
-  bool is_largest = result->from.input == JPP_NONE && bytes > runtime->zero_bytes;
-  if (is_largest) runtime->zero_bytes = bytes;
   return NULL;
 }
 
@@ -51,19 +35,25 @@ static jpp_status_t* resolve_task(jpp_runtime_t* runtime, const uint64_t* shard_
   const jpp_staged_t* staged = runtime->plan->staged;
   const jpp_task_t* task = &staged->tasks[id];
   jpp_copy_t* copies = NULL;
-  jpp_shard_copy_t* results = NULL;
+  jpp_type_t* types = NULL;
   if (runtime->calls[id].executable) return NULL;
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&runtime->arena, task->num_outputs, &copies));
   if (!jpp_plan_task_copies(runtime->plan, id, copies)) return NULL;
-  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&runtime->arena, task->num_outputs, &results));
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&runtime->arena, task->num_outputs, &types));
   for (uint32_t i = 0; i < task->num_outputs; ++i) {
-    const jpp_type_t* type = &staged->values[task->outputs[i]].type;
-    results[i].from = copies[i];
-    JPP_RETURN_IF_ERROR_IN(resolve_result(runtime, type, shard_dims, &results[i]),
-                           "task %s, result %u", task->name, i);
-    if (shard_dims) shard_dims += type->ndim;
+    types[i] = staged->values[task->outputs[i]].type;
+    if (shard_dims) {
+      JPP_RETURN_IF_ERROR_IN(
+          cut_result(&runtime->arena, shard_dims, &types[i], &copies[i]),
+          "task %s, result %u", task->name, i);
+      shard_dims += types[i].ndim;
+    }
+    uint64_t bytes = jpp_type_host_bytes(&types[i]);
+    bool is_largest = copies[i].input == JPP_NONE && bytes > runtime->zero_bytes;
+    if (is_largest) runtime->zero_bytes = bytes;
   }
-  runtime->calls[id].copies = results;
+  runtime->calls[id].copies = copies;
+  runtime->calls[id].shard_types = types;
   return NULL;
 }
 
@@ -158,10 +148,10 @@ static jpp_status_t* make_shard(const jpp_actor_t* actor, const jpp_actor_instr_
   const jpp_staged_t* staged = runtime->plan->staged;
   const jpp_instr_t* run = &actor->program->instrs[instr->source];
   const jpp_task_t* task = &staged->tasks[run->target];
-  const jpp_copy_t* copy = &instr->call->copies[result].from;
+  const jpp_copy_t* copy = &instr->call->copies[result];
   jpp_buffer_t** out_buffer = &actor->results[device][result];
   jpp_copying_t c = {.client = runtime->client,
-                     .type = &instr->call->copies[result].type,
+                     .type = &instr->call->shard_types[result],
                      .device = actor->devices[device]};
   if (copy->input == JPP_NONE) return copy_zeros(runtime, &c, out_buffer);
   uint64_t rows = run->microbatch < copy->last ? run->microbatch : copy->last;

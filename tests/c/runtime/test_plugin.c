@@ -89,6 +89,18 @@ static void test_rows_need_no_executable(void** state) {
   model_destroy(model);
 }
 
+static void test_no_rows_need_no_executable(void** state) {
+  (void)state;
+  model_t* model = model_create(
+      "graph \"empty\" ranks 1\n"
+      "arg %x f32[4] \"x\"\n"
+      "%r:f32[0] = slice(%x) copies 2\n"
+      "out %r\n",
+      (model_options_t){.plugin_path = test_plugin_path(), .copies = true});
+  assert_null(model->executables[0].executable);
+  model_destroy(model);
+}
+
 static void test_schedules_give_the_same_numbers(void** state) {
   (void)state;
   static const char* const kSchedules[] = {"gpipe", "1f1b"};
@@ -223,6 +235,7 @@ int main(void) {
       cmocka_unit_test(test_numbers_of_two_stages),
       cmocka_unit_test(test_zeros_need_no_executable),
       cmocka_unit_test(test_rows_need_no_executable),
+      cmocka_unit_test(test_no_rows_need_no_executable),
       cmocka_unit_test(test_schedules_give_the_same_numbers),
       cmocka_unit_test(test_a_failure_is_named_and_the_next_step_works),
       cmocka_unit_test(test_results_that_are_no_numbers_are_named),
