@@ -71,6 +71,12 @@ def c_tests(name: str, *options: str) -> tuple[int, int]:
     return passed, sum(bad) or int(code != 0)
 
 
+def sanitized(by: str) -> list[str]:
+    """Options of Meson for a build under these sanitizers. Compared with the default -O2, -Og
+    halves the time to compile it, and its tests take as long."""
+    return [f"-Db_sanitize={by}", "-Db_lundef=false", "-Doptimization=g"]
+
+
 def _quiet(*command: str | pathlib.Path) -> tuple[int, str]:
     done = subprocess.run(
         [str(c) for c in command],
@@ -124,8 +130,8 @@ def pytest() -> tuple[int, int]:
 
 PARTS: dict[str, Callable[[], tuple[int, int]]] = {
     "plain": lambda: c_tests("plain", "-Dwerror=" + str("CI" in os.environ).lower()),
-    "asan": lambda: c_tests("asan", "-Db_sanitize=address,undefined", "-Db_lundef=false"),
-    "tsan": lambda: c_tests("tsan", "-Db_sanitize=thread", "-Db_lundef=false"),
+    "asan": lambda: c_tests("asan", *sanitized("address,undefined")),
+    "tsan": lambda: c_tests("tsan", *sanitized("thread")),
     "installed": lambda: one(sys.executable, "tools/check_installed.py"),
     "fuzz": lambda: one(sys.executable, "tools/fuzz.py"),
     "clang-format": format_check,
