@@ -1,10 +1,12 @@
 """Sets up eight CPU devices for every test, and fixtures for meshes and the command."""
 
+import collections
 import os
 import signal
 import subprocess
 import sys
 import tempfile
+import zlib
 from typing import Any
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -37,6 +39,9 @@ def pytest_configure(config):
         "markers", "soak(on): takes long; only `make soak` runs it, or runs it on that mesh"
     )
     config.addinivalue_line(
+        "markers", "sample(n): `make test` runs only n of its cases, always the same ones"
+    )
+    config.addinivalue_line(
         "markers", "own_devices: each rank has devices of its own, whatever TEST_SHARING says"
     )
 
@@ -46,13 +51,43 @@ def _is_long(item):
     return mark is not None and all(mesh in item.name for mesh in mark.args)
 
 
+def _without_mesh(item):
+    """The item's id without the parameter of `any_mesh1`, `any_mesh2` or `any_mesh4`."""
+    params = item.callspec.params if hasattr(item, "callspec") else {}
+    mesh = next((params[name] for name in params if name.startswith("any_mesh")), "")
+    return item.nodeid.replace(mesh, "")
+
+
+def _without_parameters(item):
+    return item.nodeid.partition("[")[0]
+
+
+def _choose(items, key, count):
+    """Yields `count(item)` of the items with an equal key, or all if that is None. The CRC of
+    an item's name decides, so that the choice is the same in each run but has no pattern."""
+    groups = collections.defaultdict(list)
+    for item in items:
+        groups[key(item)].append(item)
+    for group in groups.values():
+        group.sort(key=lambda item: zlib.crc32(item.name.encode()))
+        yield from group[: count(group[0])]
+
+
+def _sample_size(item):
+    mark = item.get_closest_marker("sample")
+    return mark.args[0] if mark else None
+
+
 def pytest_collection_modifyitems(config, items):
-    """Deselects tests marked `soak`, except in `make soak`, which sets TEST_AXES."""
+    """Deselects what only `make soak` runs, which sets TEST_AXES: tests marked `soak`, cases
+    beyond a `sample`, and all but one mesh of a case that runs on several."""
     if "TEST_AXES" in os.environ:
         return
-    long = [item for item in items if _is_long(item)]
-    items[:] = [item for item in items if item not in long]
-    config.hook.pytest_deselected(items=long)
+    short = [item for item in items if not _is_long(item)]
+    on_one_mesh = _choose(short, _without_mesh, lambda _: 1)
+    chosen = set(_choose(on_one_mesh, _without_parameters, _sample_size))
+    config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
+    items[:] = [item for item in items if item in chosen]
 
 
 @pytest.hookimpl(wrapper=True)
@@ -92,9 +127,10 @@ def mesh2():
     return make_mesh(2)
 
 
-# Tests that train end to end run on ranks of one and of two devices; `make soak`, which sets
-# TEST_AXES, adds ranks of four. To save time, `make test` covers ranks of four only with the
-# random models, test_context_mesh.py and test_sharded.py.
+# Tests that train end to end run on ranks of one or of two devices, each case on one of them.
+# `make soak`, which sets TEST_AXES, runs each on both, and on ranks of four. To save time,
+# `make test` covers ranks of four only with the random models, test_context_mesh.py and
+# test_sharded.py.
 _AXES = {"1-device": {}, "2-devices": {"data": 2}}
 if "TEST_AXES" in os.environ:
     _AXES["4-devices"] = {"data": 2, "model": 2}

@@ -220,6 +220,7 @@ def check(array: MpmdArray, plain: jax.Array, names: Any, table: Any = FUNCTIONS
     assert not wrong
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("place", WHOLE)
 def test_functions_of_floats(place: str) -> None:
     plain = matrix("float32")
@@ -227,6 +228,7 @@ def test_functions_of_floats(place: str) -> None:
     check(WHOLE[place](plain), plain, names)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("axes", [{}, {"data": 2}], ids=str)
 @pytest.mark.parametrize("along", [0, 1])
 def test_functions_of_an_array_in_parts(along: int, axes: dict[str, int]) -> None:
@@ -235,6 +237,7 @@ def test_functions_of_an_array_in_parts(along: int, axes: dict[str, int]) -> Non
     check(by_parts(rows, along, **axes), rows, names)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_functions_of_other_dtypes(dtype: str) -> None:
     plain = matrix(dtype)
@@ -242,6 +245,7 @@ def test_functions_of_other_dtypes(dtype: str) -> None:
     check(WHOLE["by hand"](plain), plain, ["add(x, 2)", "[]", "numpy.asarray"])
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("number", [2, 2.5, 1 + 2j, True], ids=str)
 def test_weak_types_promote_as_in_jax(number: Any) -> None:
     plain = jnp.asarray(number)

@@ -187,6 +187,7 @@ def test_who_looked_before_costs_no_copy() -> None:
     assert address(w) == there
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "seed", [*range(4), *(pytest.param(n, marks=pytest.mark.soak) for n in range(4, 12))]
 )

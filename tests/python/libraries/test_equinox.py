@@ -108,6 +108,7 @@ def test_equinox_scan() -> None:
     assert_same_training(eqx_step(static, apply), state, make_batch())
 
 
+@pytest.mark.soak
 def test_equinox_state() -> None:
     """Each microbatch updates the running statistics of BatchNorm."""
     norms, states = [], []

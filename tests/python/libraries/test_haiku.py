@@ -9,6 +9,7 @@ import haiku as hk
 import jax
 import jax.numpy as jnp
 import optax
+import pytest
 
 import jaxpp.api as jaxpp
 from libraries import (
@@ -60,6 +61,7 @@ def first_of(init: Callable[..., Any]) -> Any:
     return random_tree(jax.eval_shape(init, jax.random.key(0), jnp.ones((4, 6, WIDTH))))
 
 
+@pytest.mark.soak
 def test_haiku_dropout() -> None:
     model = hk.transform(stack(dropout=0.3))
 

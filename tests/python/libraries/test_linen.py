@@ -77,6 +77,7 @@ def test_linen_dropout() -> None:
     assert_same_training(step, (jax.random.key(2), train_state), make_batch())
 
 
+@pytest.mark.soak
 def test_linen_batch_statistics() -> None:
     model = Stack(lambda: Block(batch_norm=True))
     stats = jax.tree.map(lambda x: jnp.ones(x.shape), linen_shapes(model)["batch_stats"])

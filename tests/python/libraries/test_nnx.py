@@ -105,6 +105,7 @@ def test_nnx_value_and_grad() -> None:
         jax.eval_shape(shared, state, make_batch())
 
 
+@pytest.mark.soak
 def test_nnx_dropout_and_batch_statistics() -> None:
     """The loop returns the variables of the model that a microbatch changes."""
 

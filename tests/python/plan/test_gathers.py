@@ -81,6 +81,7 @@ def specs_of(case: Case) -> Any:
     return weights, None, PartitionSpec(None, "data"), None
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("number", [0, pytest.param(1, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("axes", [{"data": 2}, {"data": 2, "model": 2}], ids=["2x2", "2x(2,2)"])
 def test_random_models_gather_no_activation(axes: dict[str, int], number: int) -> None:
@@ -97,6 +98,7 @@ def gated_layer(x: Any, p: Any) -> tuple[Any, None]:
     return x + (jax.nn.silu(norm @ p["gate"]) * (norm @ p["up"])) @ p["down"], None
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("axes", [{"data": 2}, {"data": 2, "model": 2}], ids=["2x2", "2x(2,2)"])
 def test_a_scan_over_gated_layers_keeps_its_residuals_sharded(axes: dict[str, int]) -> None:
     """Only weight gradients use these residuals, in a scan that follows an embedding."""

@@ -86,6 +86,7 @@ def attention(mask: Callable[..., Any], scanned: bool) -> Problem:
     return Problem(loss, params, batch, optax.sgd(1.0))
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("scanned", [False, True])
 @pytest.mark.parametrize("mask", MASKS)
 def test_training_with_masks_equals_plain_jax(mask: Any, scanned: bool) -> None:

@@ -77,6 +77,7 @@ def num_calls(folder: pathlib.Path, task: str) -> int:
     return text.count("call @repeated(")
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("remat", [False, True])
 @pytest.mark.parametrize("layer", [block, with_dropout, with_callback, with_choice])
 def test_training_equals_plain_jax(
@@ -94,6 +95,7 @@ def test_training_equals_plain_jax(
     assert num_calls(tmp_path, "after_loop_1_0") == LAYERS
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("remat", [False, True])
 def test_layers_under_other_settings(
     remat: bool, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch

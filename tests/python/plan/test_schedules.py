@@ -45,6 +45,7 @@ def test_one_stage_a_rank(info, any_mesh4):
     assert_trains_equal(mlp([1, 1, 1, 1], 6), schedule, any_mesh4, steps=2)
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("info", SEVERAL, ids=lambda info: info.name)
 @pytest.mark.parametrize("microbatches", [1, 5])
 def test_two_stages_a_rank(info, microbatches, any_mesh2):

@@ -109,6 +109,7 @@ def test_a_resumed_job_goes_on_as_the_straight_one(launch: Launch) -> None:
     assert launch("resume", 2, 2, 4) == straight
 
 
+@pytest.mark.soak
 def test_with_the_second_interface(launch: Launch, tmp_path: pathlib.Path) -> None:
     launch("save_v1", 2, 1, 2)
     device = jax.sharding.SingleDeviceSharding(jax.devices()[0])

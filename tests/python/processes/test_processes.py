@@ -123,6 +123,7 @@ def error_of(lines: list[str]) -> str:
 # --- Training ---------------------------------------------------------------------------
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("processes", "devices", "ranks"),
     [
@@ -284,6 +285,7 @@ def test_nccl_is_for_cuda(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> No
         )
 
 
+@pytest.mark.soak
 def test_a_stopped_process_ends_all(
     launch: Launch, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path, command: str
 ) -> None:
@@ -303,6 +305,7 @@ def test_a_stopped_process_ends_all(
     assert re.search(r"rank 0 waits for rank 1, that for rank 2, which .*, silent: it ", told)
 
 
+@pytest.mark.soak
 def test_a_busy_process_is_not_taken_for_dead(
     launch: Launch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -342,6 +345,7 @@ def test_restart_after_a_failure(launch: Launch) -> None:
     assert expected <= {*lines[0], *lines[1]}
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("job", "differs"),
     [
@@ -376,6 +380,7 @@ def test_a_step_that_the_others_do_not_make(launch: Launch) -> None:
     assert error_of(lines[0]).startswith("process 1 has ended without creating the step")
 
 
+@pytest.mark.soak
 def test_a_process_that_is_late(launch: Launch) -> None:
     result, lines, _ = launch(2, 1, "late_step")
     assert result == 1

@@ -151,6 +151,7 @@ def test_named_axes_are_divided_as_the_shape_of_the_mesh_says(tmp_path: pathlib.
     assert "all losses agree: at most " in output
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     "script",
     [
@@ -197,6 +198,7 @@ def loss_of(decoder: ModuleType, **options: Any) -> float:
     return float(model.loss(weights, tokens, 1, place))
 
 
+@pytest.mark.soak
 def test_a_window_as_long_as_the_sequence_is_none(decoder: ModuleType) -> None:
     whole = loss_of(decoder)
     assert loss_of(decoder, window=8) == pytest.approx(whole, rel=1e-6)
@@ -212,6 +214,7 @@ def test_experts_with_places_for_all_are_dropless(decoder: ModuleType) -> None:
     assert loss_of(decoder, experts=4, capacity=0.5) != pytest.approx(dropless, rel=1e-4)
 
 
+@pytest.mark.soak
 def test_an_spmd_pipeline_loses_what_the_simulation_says(tmp_path: pathlib.Path) -> None:
     sizes = ["--pp=2", "--num-ubatches=4", "--ubatch-size=1", "--seq-len=16", "--d-model=32"]
     output = output_of(tmp_path, "spmd_pipeline.py", *sizes, "--train-steps=2", "--log-every=1")

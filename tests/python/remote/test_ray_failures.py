@@ -243,6 +243,7 @@ while True:
 """
 
 
+@pytest.mark.sample(1)
 def test_ctrl_c_in_the_controller_leaves_nothing() -> None:
     controller = subprocess.Popen(
         [sys.executable, "-W", "ignore", "-c", ENDLESS],

@@ -81,6 +81,7 @@ PROBLEMS: dict[str, tuple[Callable[[], Problem], Any]] = {
 }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.soak("1-device-tied")
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_trains_the_same_in_another_process(

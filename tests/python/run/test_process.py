@@ -118,6 +118,7 @@ def test_a_fork_while_memory_is_shared() -> None:
 # --- Exits ------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "name",
     [

@@ -73,12 +73,14 @@ def scanned_problem(wrap: Callable[[Any], Any]) -> Problem:
 PROBLEMS = {"written out": problem_of, "under scan": scanned_problem}
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("make", PROBLEMS.values(), ids=PROBLEMS)
 def test_set_mesh_around_a_step(make: Any, mesh: Any) -> None:
     with jax.set_mesh(mesh.jax_mesh):
         assert_trains_equal(make(lambda layer: layer), SCHEDULE, mesh)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("named", ["no", "the whole", "a rank's"])
 @pytest.mark.parametrize("make", PROBLEMS.values(), ids=PROBLEMS)
 def test_shard_map(make: Any, named: str, mesh: Any) -> None:
@@ -92,6 +94,7 @@ def test_shard_map(make: Any, named: str, mesh: Any) -> None:
     assert_trains_equal(make(wrap), SCHEDULE, mesh)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("make", PROBLEMS.values(), ids=PROBLEMS)
 def test_constraints_on_the_whole_mesh(make: Any, mesh: Any) -> None:
     def wrap(layer: Any) -> Any:
@@ -101,6 +104,7 @@ def test_constraints_on_the_whole_mesh(make: Any, mesh: Any) -> None:
     assert_trains_equal(make(wrap), SCHEDULE, mesh)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("make", PROBLEMS.values(), ids=PROBLEMS)
 def test_jit_with_shardings_on_the_whole_mesh(make: Any, mesh: Any) -> None:
     def wrap(layer: Any) -> Any:
@@ -110,6 +114,7 @@ def test_jit_with_shardings_on_the_whole_mesh(make: Any, mesh: Any) -> None:
     assert_trains_equal(make(wrap), SCHEDULE, mesh)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("around", [False, True], ids=["alone", "under set_mesh"])
 def test_explicit_axes(around: bool, explicit: Any) -> None:
     problem = problem_of(lambda layer: layer)

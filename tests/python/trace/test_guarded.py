@@ -112,6 +112,7 @@ def test_each_rank_keeps_only_its_rows(name: str, ranks: int) -> None:
     assert cut and cut == [(rank,) for rank in range(ranks)] * (len(cut) // ranks)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", GUARDS)
 def test_trains_as_plain_jax(name: str) -> None:
     optimizer, update = GUARDS[name]

@@ -55,6 +55,7 @@ BETWEEN = {
 }
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("name", BETWEEN)
 def test_operation_in_a_stage(name, any_mesh2):
     # LAPACK's threads compute decompositions in varying order.

@@ -69,6 +69,7 @@ OPTIMIZERS = {
 }
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_state_stays_with_its_rank(name: str, any_mesh2: Any) -> None:
     problem = models.mlp([1, 1], 4)
@@ -84,6 +85,7 @@ def test_state_stays_with_its_rank(name: str, any_mesh2: Any) -> None:
     assert [leaf.mpmd_idxs for leaf in jax.tree.leaves(params)] == [(0,), (0,), (1,), (1,)]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("counting_stage", [0, 1, 2])
 def test_small_weights_stay_with_their_rank(counting_stage: int) -> None:
     """A stage counts the number that divides the gradients. All ranks return the norms of
@@ -279,6 +281,7 @@ def scans_by_task(step: Any, problem: Problem) -> dict[str, int]:
     }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("wraps", WRAPS.values(), ids=WRAPS)
 def test_weight_gradients_of_a_scan_can_wait(wraps: Any, any_mesh2: Any) -> None:
     problem = scanned(*wraps)

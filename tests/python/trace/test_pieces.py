@@ -102,6 +102,7 @@ def change(draw: random.Random, value: Parted, array: np.ndarray) -> tuple[Parte
     return value.scattered(places, aval_of(new)), new
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("seed", range(SEED, SEED + TIMES))
 def test_as_numpy(seed: int) -> None:
     draw = random.Random(seed)

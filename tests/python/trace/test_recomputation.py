@@ -118,6 +118,7 @@ CASES = [(layer, jaxpp.Std1F1B(4), name) for name in WRAPS]
 CASES += [(two_layers, schedule, "checkpoint") for schedule in SCHEDULES]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(("inner", "schedule", "wrap"), CASES)
 def test_a_mark_at_the_end_is_as_behind(inner: Layer, schedule: Any, wrap: str) -> None:
     stages = schedule.num_stages
@@ -132,6 +133,7 @@ def test_a_mark_at_the_end_is_as_behind(inner: Layer, schedule: Any, wrap: str) 
         assert costs == expected
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("wrap", WRAPS.values(), ids=WRAPS)
 def test_a_mark_at_the_end_trains(wrap: Any) -> None:
     problem = problem_of(at_end(wrap, two_layers), 2)
@@ -176,6 +178,7 @@ SEEDS = (
 )
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_layer_is_computed_again_on_its_own_rank(seed: int) -> None:
     drawn = random.Random(seed)

@@ -81,6 +81,7 @@ def step_with(layer: Layer) -> Callable[..., Any]:
     return step
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "layer", [plain, in_jit, in_checkpoint, under_fori_loop, under_cond, frozen]
 )

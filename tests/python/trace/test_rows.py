@@ -210,6 +210,7 @@ def check_step(spellings: list[Rows], ends: list[int], optimizer: Any, remat: bo
     check_takes(takes, ends[-1], optimizer, remat)
 
 
+@pytest.mark.sample(7)
 @pytest.mark.parametrize("remat", [False, True])
 @pytest.mark.parametrize("spelling", ANY, ids=lambda s: s.__name__)
 def test_a_spelling(spelling: Rows, remat: bool) -> None:
@@ -347,11 +348,13 @@ STRIDED = [
 ]
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("spelling", OTHERWISE, ids=lambda s: s.__name__)
 def test_a_spelling_of_rows_otherwise(spelling: Rows) -> None:
     check_step([spelling] * 2, [0, 3, 4], optax.sgd(0.1), False)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("spelling", STRIDED, ids=lambda s: s.__name__)
 def test_a_spelling_of_strided_rows(spelling: Strided) -> None:
     takes = [functools.partial(spelling, s=s, stages=2) for s in range(2)]
@@ -402,6 +405,7 @@ def mixed(draw: random.Random, stages: int) -> tuple[list[Takes], int]:
     return takes, stages * rows
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("seed", seeds(2 * TIMES))
 def test_random_orders(seed: int) -> None:
     draw = random.Random(seed)

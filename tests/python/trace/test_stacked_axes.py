@@ -77,6 +77,7 @@ def traced_of(step: Any, problem: Problem) -> Any:
 ENDS = [0, 2, 4, 6, 8]
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("take", TAKES, ids=lambda take: take.__name__)
 @pytest.mark.parametrize("axis", [1, 2])
 def test_trains_as_plain_jax(axis: int, take: Take, any_mesh4: Any) -> None:
@@ -103,6 +104,7 @@ def test_memory_is_that_of_rows(mesh4: Any) -> None:
     assert peaks[1] <= peaks[0] + layers
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("seed", range(int(os.environ.get("JPP_TEST_TIMES") or 8)))
 def test_random_axes(seed: int) -> None:
     drawn = random.Random(int(os.environ.get("JPP_TEST_SEED") or seed))

@@ -95,6 +95,7 @@ def random_model(seed: int) -> tuple[Callable[..., Any], Any, Any]:
     return loss, (params, head), models.batch(4)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("seed", [1, 2, *soaked(0, *range(3, 20))])
 def test_random_models(seed: int) -> None:
     stages = 2 + seed % 3
@@ -125,6 +126,7 @@ def heaviest_stage(loss: Callable[..., Any], params: Any, batch: Any) -> float:
     return max(works)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("seed", range(20))
 def test_no_cut_between_layers_is_lighter(seed: int) -> None:
     loss, params, batch = random_model(seed)
@@ -243,6 +245,7 @@ def layers_problem(
     return Problem(loss, {"layers": params, "head": models.weights(1)[0]}, models.batch(4))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("stacked", "num_stages", "scan"),
     [

@@ -17,6 +17,7 @@ from random_processes import LIMIT
 from trainings import described
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("seed", range(len(OPTIMIZERS)))
 def test_copies_are_equal_after_fifty_steps(seed: int) -> None:
     case = make_case(seed)

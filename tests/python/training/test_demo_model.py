@@ -53,6 +53,7 @@ def plain_losses(demo: ModuleType) -> dict[int, list[float]]:
     return losses
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda s: type(s).__name__)
 def test_losses_are_those_of_plain_jax(
     schedule: Any, demo: ModuleType, plain_losses: dict[int, list[float]]

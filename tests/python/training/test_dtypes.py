@@ -17,6 +17,7 @@ SMALL = ["int2", "uint2", "int4", "uint4", "float4_e2m1fn"]
 EIGHTHS = ["e3m4", "e4m3", "e4m3fn", "e4m3fnuz", "e4m3b11fnuz", "e5m2", "e5m2fnuz", "e8m0fnu"]
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("data", [1, 2])
 @pytest.mark.parametrize("name", [*SMALL, *(f"float8_{e}" for e in EIGHTHS)])
 def test_dtype(name: str, data: int) -> None:

@@ -29,11 +29,13 @@ def test_mlp_under_every_schedule(name, microbatches, mesh4):
     assert_trains_equal(problem, SCHEDULES[name](4, 4), mesh4)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_mlp_on_every_mesh(name, any_mesh4):
     assert_trains_equal(models.mlp([1, 1, 1, 1], 4), SCHEDULES[name](4, 4), any_mesh4)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", ["interleaved", "interleaved-fused", "kimi-k2"])
 @pytest.mark.parametrize("microbatches", [4, 6])
 def test_eight_stages_on_four_ranks(name, microbatches, any_mesh4):
@@ -45,12 +47,14 @@ def test_dualpipe_v(any_mesh2):
     assert_trains_equal(models.mlp([1] * 4, 6), jaxpp.DualPipeV(4, 2), any_mesh2)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_transformer_under_every_schedule(name, any_mesh4):
     problem = models.transformer(stages=4, blocks=4, microbatches=5)
     assert_trains_equal(problem, SCHEDULES[name](4, 4), any_mesh4)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.soak("2-devices-zero-bubble")
 @pytest.mark.parametrize("name", ["1f1b", "interleaved", "zero-bubble"])
 def test_transformer_under_remat_and_jit(name, any_mesh4):
@@ -71,6 +75,7 @@ def test_one_stage(name, any_mesh1):
     assert_trains_equal(models.mlp([2], 3), SCHEDULES[name](1, 1), any_mesh1)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", ["1f1b", "interleaved", "zero-bubble"])
 def test_tied_embedding_and_head(name, any_mesh4):
     problem = models.transformer(stages=4, blocks=4, microbatches=4, tied=True)

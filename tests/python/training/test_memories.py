@@ -70,6 +70,7 @@ def train(step: Any, problem: Problem, state: Any) -> Any:
     return params, state, losses
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "donates", [True, pytest.param(False, marks=pytest.mark.soak)], ids=["donated", "kept"]
 )
@@ -449,6 +450,7 @@ def offloading(names: list[str]) -> Any:
     )
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("schedule", [jaxpp.Std1F1B, jaxpp.GPipe, jaxpp.ZeroBubble])
 @pytest.mark.parametrize("axes", [{}, {"data": 2}], ids=str)
 @pytest.mark.parametrize("scanned", [False, True])

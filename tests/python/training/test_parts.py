@@ -75,6 +75,7 @@ def decoder(numbered: bool = False) -> Problem:
 SCHEDULES = [jaxpp.Std1F1B(STAGES), jaxpp.ZeroBubble(STAGES), jaxpp.Interleaved1F1B(STAGES, 2)]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "schedule",
     [pytest.param(SCHEDULES[0], marks=pytest.mark.soak), *SCHEDULES[1:]],
@@ -104,11 +105,13 @@ def residual() -> Problem:
     return Problem(loss, params, batch, optax.sgd(0.1))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda s: type(s).__name__)
 def test_a_part_takes_the_microbatch_of_the_part_before(schedule: Any) -> None:
     assert_trains_equal(residual(), schedule, make_mesh(getattr(schedule, "mpmd_dim", STAGES)))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("axes", [{}, {"data": 2}])
 def test_constants_that_are_arguments_do_not_change_numbers(axes: dict[str, int]) -> None:
     assert_trains_equal(decoder(numbered=True), SCHEDULES[0], make_mesh(STAGES, **axes))
@@ -124,6 +127,7 @@ def module_of_each(problem: Problem) -> dict[str, int]:
     return {t.name: m for t, m in zip(tasks, modules_of(step).of_task, strict=True)}
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "problem, shared",
     [

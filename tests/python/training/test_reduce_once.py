@@ -160,6 +160,7 @@ def over_data(collectives: Any, *kinds: str) -> list[str]:
 SUMS = ("all-reduce", "reduce-scatter")
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("maker", MAKERS, ids=lambda maker: maker.__name__)
 @pytest.mark.parametrize("axes", AXES)
 def test_nothing_is_reduced_in_the_loop(maker, axes):
@@ -175,6 +176,7 @@ def test_nothing_is_reduced_in_the_loop(maker, axes):
     assert sum(c.times for c in after) <= 2 * ranks, after  # a task reduces all weights at once
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("axes", AXES)
 @pytest.mark.parametrize(
     "maker",
@@ -222,6 +224,7 @@ def gathered(collectives: Any) -> dict[str, int]:
 FSDP_STAGES = (unrolled, checkpointed, scanned, in_bfloat16)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "schedule", [jaxpp.Std1F1B(2), jaxpp.ZeroBubble(2)], ids=["1f1b", "zb"]
 )
@@ -238,6 +241,7 @@ def test_weights_gathered_once_a_step(maker, schedule):
     assert over_data(found, *SUMS) == []
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("maker", FSDP_STAGES, ids=lambda m: m.__name__)
 def test_weights_gathered_at_each_use(maker):
     problem = problem_of(maker, 2)
@@ -409,6 +413,7 @@ IN_LOOP = {
 }
 
 
+@pytest.mark.sample(9)
 @pytest.mark.parametrize("what", IN_LOOP)
 def test_what_a_loop_does_with_gradients(what):
     keys = jax.random.split(jax.random.key(0), 3)

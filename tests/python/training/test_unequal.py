@@ -59,6 +59,7 @@ MESHES: dict[str, Callable[[], Any]] = {
 }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", MESHES)
 def test_trains_as_plain_jax_does(name: str) -> None:
     mesh = MESHES[name]()

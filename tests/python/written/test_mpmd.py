@@ -38,6 +38,7 @@ def test_a_step_trains_as_plain_jax_does(data: int, explicit: bool) -> None:
     assert [w.sharding.mesh_ids for w in own] == [(0,), (1,)]
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("seed", range(24))
 def test_random_programs(seed: int) -> None:
     data, explicit = MESHES[seed % 4]
