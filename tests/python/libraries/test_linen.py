@@ -8,6 +8,7 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import pytest
 from flax.training.train_state import TrainState
 from jax.sharding import PartitionSpec as P
 
