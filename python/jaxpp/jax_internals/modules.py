@@ -132,17 +132,23 @@ class Propagated:
         for number, op in enumerate(operations(copy)):
             op.attributes["number"] = ir.IntegerAttr.get(ir.IntegerType.get(64), number)
         _inline_calls(copy)
-        pipeline = "builtin.module(sdy-propagation-pipeline)"
-        passmanager.PassManager.parse(pipeline).run(copy)
+        passes = passmanager.PassManager.parse("builtin.module(sdy-propagation-pipeline)")
+        passes.enable_verifier(False)  # that takes longer than the passes themselves
+        passes.run(copy)
         main = _functions(copy)["main"]
         self._arguments = self._of_rows(main.arg_attrs)
         self._results = self._of_rows(main.attributes["res_attrs"])
         self._of_ops: dict[Any, list[Any]] = {}
+        found: dict[Any, list[Any]] = {}  # by attribute; many operations have the same
         for op in operations(copy):
-            if "number" in op.attributes and "sdy.sharding" in op.attributes and op.results:
-                values = sdy.TensorShardingPerValueAttr(op.attributes["sdy.sharding"])
-                dims = [sharded_axes(sharding) for sharding in values.shardings]
-                self._of_ops[original[op.attributes["number"].value].results[0]] = dims
+            attributes = op.attributes
+            if "number" in attributes and "sdy.sharding" in attributes and op.results:
+                sharding = attributes["sdy.sharding"]
+                if sharding not in found:
+                    values = sdy.TensorShardingPerValueAttr(sharding)
+                    found[sharding] = [sharded_axes(value) for value in values.shardings]
+                first = original[attributes["number"].value].results[0]
+                self._of_ops[first] = found[sharding]
 
     @staticmethod
     def _of_rows(rows: Any) -> list[Any]:
