@@ -71,6 +71,7 @@ def eqx_blocks(**options: Any) -> list[EqxBlock]:
     return [EqxBlock(k, **options) for k in jax.random.split(jax.random.key(0), STAGES)]
 
 
+@pytest.mark.soak
 def test_equinox_filtered() -> None:
     def apply(blocks: Any, x: Any, key: Any) -> Any:
         for block in blocks:

@@ -99,6 +99,7 @@ def test_two_processes_save_and_four_go_on(launch: Launch, tmp_path: pathlib.Pat
     assert launch("resume", 4, 1, 4) == goes_on(saved_state(), 4)
 
 
+@pytest.mark.soak
 def test_a_resumed_job_goes_on_as_the_straight_one(launch: Launch) -> None:
     """Two of four ranks hold the shared matrix. Gradients are clipped by the global norm."""
     launch("save", 2, 2, 4)

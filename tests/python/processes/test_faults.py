@@ -37,7 +37,7 @@ def name_of(case: Case) -> str:
     return f"{case.moment}-{case.fault}-{case.way}"
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.own_devices
 @pytest.mark.parametrize("case", CASES, ids=name_of)
 def test_a_fault_ends_its_job(command: str, case: Case) -> None:

@@ -267,6 +267,7 @@ def test_a_task_that_hangs_is_named_by_all(
         assert re.search(task, error), error
 
 
+@pytest.mark.soak
 def test_a_long_task_is_no_silence(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
     """The CPU plugin runs the task in the issuing thread, but heartbeats continue."""
     monkeypatch.setenv("JPP_PEER_TIMEOUT", "1")

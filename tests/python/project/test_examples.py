@@ -70,6 +70,7 @@ def test_basic_refuses_layers_that_are_no_stages(tmp_path: pathlib.Path) -> None
     assert "--layers=4 is not a multiple of --pp=3" in done.stderr
 
 
+@pytest.mark.soak
 def test_tiny_gpt2_trains_alike_in_both_systems(tmp_path: pathlib.Path) -> None:
     script = "tiny_gpt2_jaxpp_vs_spmd_dp.py"
     mesh = ["--pp=2", "--dp=1", "--tp=2"]

@@ -7,6 +7,8 @@ import re
 import subprocess
 import sys
 
+import pytest
+
 from locations import ROOT, faster_environment
 
 DOCS = ROOT / "docs"
@@ -39,6 +41,7 @@ def test_the_guide_runs(tmp_path: pathlib.Path) -> None:
     assert re.search(r"schedule \S+ of 4 stages .* fits", output), output
 
 
+@pytest.mark.soak
 def test_an_nnx_model_from_start_to_end(tmp_path: pathlib.Path) -> None:
     output = output_of_page("nnx.md", tmp_path)
     first, *_, last = map(float, re.findall(r"^step \d: loss (\S+)", output, re.M))
@@ -51,6 +54,7 @@ def test_batches_of_several_lengths(tmp_path: pathlib.Path) -> None:
     assert output.endswith("tokens on ranks (0,) labels on ranks (0, 1)\n"), output
 
 
+@pytest.mark.soak
 def test_mixed_precision(tmp_path: pathlib.Path) -> None:
     output = output_of_page("precision.md", tmp_path)
     mixed, rounded = map(float, re.findall(r"([\d.]+)%", output))

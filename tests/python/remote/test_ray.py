@@ -55,6 +55,7 @@ def test_trains_as_one_process_does(
     await_end(processes_of(mesh))
 
 
+@pytest.mark.soak
 def test_costs_are_those_of_one_process(ray_cluster: None) -> None:
     """The workers report the collectives and the memory of the tasks that they compiled."""
 
@@ -70,6 +71,7 @@ def test_costs_are_those_of_one_process(ray_cluster: None) -> None:
     mesh.shutdown()
 
 
+@pytest.mark.soak
 @pytest.mark.own_devices
 @pytest.mark.parametrize("width", [pytest.param(1, marks=pytest.mark.soak), 2])
 def test_programs_written_by_hand(ray_cluster: None, width: int) -> None:
@@ -79,6 +81,7 @@ def test_programs_written_by_hand(ray_cluster: None, width: int) -> None:
     mesh.shutdown()
 
 
+@pytest.mark.soak
 def test_prepared_from_shapes_with_activations_on_the_host(
     mesh2: jaxpp.RemoteMpmdMesh,
 ) -> None:

@@ -22,13 +22,14 @@ LIMIT = 30  # seconds from the fault to the error
 SERVERS = {"GCS": "gcs_server", "raylet": "raylet/raylet"}
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("server", "fault"),
     [
         ("raylet", "SIGKILL"),
-        pytest.param("raylet", "SIGSTOP", marks=pytest.mark.soak),
-        pytest.param("GCS", "SIGKILL", marks=pytest.mark.soak),
-        pytest.param("GCS", "SIGSTOP", marks=pytest.mark.soak),
+        ("raylet", "SIGSTOP"),
+        ("GCS", "SIGKILL"),
+        ("GCS", "SIGSTOP"),
     ],
 )
 def test_the_error_names_what_is_gone(server: str, fault: str) -> None:

@@ -73,7 +73,7 @@ def scanned_problem(wrap: Callable[[Any], Any]) -> Problem:
 PROBLEMS = {"written out": problem_of, "under scan": scanned_problem}
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("make", PROBLEMS.values(), ids=PROBLEMS)
 def test_set_mesh_around_a_step(make: Any, mesh: Any) -> None:
     with jax.set_mesh(mesh.jax_mesh):

@@ -77,7 +77,7 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize(
     "stage", [one_by_one, by_scan, rematerialised], ids=lambda s: s.__name__

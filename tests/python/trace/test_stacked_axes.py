@@ -77,7 +77,7 @@ def traced_of(step: Any, problem: Problem) -> Any:
 ENDS = [0, 2, 4, 6, 8]
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("take", TAKES, ids=lambda take: take.__name__)
 @pytest.mark.parametrize("axis", [1, 2])
 def test_trains_as_plain_jax(axis: int, take: Take, any_mesh4: Any) -> None:

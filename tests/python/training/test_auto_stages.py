@@ -95,7 +95,7 @@ def random_model(seed: int) -> tuple[Callable[..., Any], Any, Any]:
     return loss, (params, head), models.batch(4)
 
 
-@pytest.mark.sample(1)
+@pytest.mark.soak
 @pytest.mark.parametrize("seed", [1, 2, *soaked(0, *range(3, 20))])
 def test_random_models(seed: int) -> None:
     stages = 2 + seed % 3

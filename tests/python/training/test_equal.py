@@ -22,6 +22,7 @@ SCHEDULES = {
 }
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("name", SCHEDULES)
 @pytest.mark.parametrize("microbatches", [1, 3, 9])
 def test_mlp_under_every_schedule(name, microbatches, mesh4):
@@ -47,7 +48,7 @@ def test_dualpipe_v(any_mesh2):
     assert_trains_equal(models.mlp([1] * 4, 6), jaxpp.DualPipeV(4, 2), any_mesh2)
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_transformer_under_every_schedule(name, any_mesh4):
     problem = models.transformer(stages=4, blocks=4, microbatches=5)

@@ -75,7 +75,7 @@ def decoder(numbered: bool = False) -> Problem:
 SCHEDULES = [jaxpp.Std1F1B(STAGES), jaxpp.ZeroBubble(STAGES), jaxpp.Interleaved1F1B(STAGES, 2)]
 
 
-@pytest.mark.sample(1)
+@pytest.mark.soak
 @pytest.mark.parametrize(
     "schedule",
     [pytest.param(SCHEDULES[0], marks=pytest.mark.soak), *SCHEDULES[1:]],
