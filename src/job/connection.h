@@ -24,10 +24,10 @@ typedef enum jpp_job_kind {
   JPP_JOB_HELLO,
   JPP_JOB_WELCOME,  // `text` is process 0's name
   JPP_JOB_BEAT,
-  JPP_JOB_FAILED,   // the sender reports that `process` has failed
-  JPP_JOB_VERDICT,  // process 0 reports that `process` failed first
-  JPP_JOB_LEAVES,   // the sender no longer needs the others
-  JPP_JOB_ALL_LEFT,
+  JPP_JOB_FAILED,    // the sender reports that `process` has failed
+  JPP_JOB_VERDICT,   // process 0 reports that `process` failed first
+  JPP_JOB_LEAVES,    // the sender no longer needs the others
+  JPP_JOB_ALL_LEFT,  // from process 0; the others send it back
 } jpp_job_kind_t;
 
 typedef struct jpp_job_frame {
@@ -41,6 +41,7 @@ typedef struct jpp_job_connection {
   int32_t process;   // the process at the other end; kJppJobUnknown until it is proved
   int64_t heard_ms;  // when data last arrived
   bool leaves;       // it has announced that it leaves
+  bool knows;        // in process 0: it has received that all have left
   char name[256];    // "10.0.0.2 (host node2, process id 2179)"
   uint8_t nonce[kJppJobNonce];
   jpp_job_frame_t frame;  // the frame that is being received

@@ -283,6 +283,19 @@ static bool all_have_joined(void) {
   return true;
 }
 
+// A system that closes a connection with unread data, such as a heartbeat, may discard
+// what was sent last. Process 0 therefore ends after the others have received its last
+// frame.
+static bool all_know(void) {
+  const jpp_job_t* job = &jpp_the_job;
+  for (uint32_t i = 0; job->process == 0 && i < job->num_connections; ++i) {
+    const jpp_job_connection_t* connection = &job->connections[i];
+    bool awaited = connection->descriptor >= 0 && connection->process != kJppJobUnknown;
+    if (awaited && !connection->knows) return false;
+  }
+  return job->all_left;
+}
+
 static void say_that_we_leave(void) {
   jpp_job_t* job = &jpp_the_job;
   if (job->self_left) return;
@@ -301,7 +314,7 @@ bool jpp_job_leave(bool wait) {
   lock();
   say_that_we_leave();
   int64_t until = jpp__clock_now_ms() + kJoinMs;
-  while (wait && !job->all_left && !job->failure && !job->alone && !job->ended) {
+  while (wait && !all_know() && !job->failure && !job->alone && !job->ended) {
     bool late = job->process == 0 && jpp__clock_now_ms() > until;
     if (late && !all_have_joined()) break;
     wait_a_while();

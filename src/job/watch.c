@@ -105,6 +105,9 @@ static bool take_in_center(jpp_job_connection_t* connection) {
     connection->leaves = job->left[connection->process] = true;
     jpp__job_send_all(JPP_JOB_LEAVES, connection->process, "");
     jpp__job_note_left();
+  } else if (frame->kind == JPP_JOB_ALL_LEFT) {
+    connection->knows = true;
+    pthread_cond_broadcast(&job->changed);
   }
   return true;
 }
@@ -134,6 +137,7 @@ static void take_from_center(jpp_job_connection_t* connection) {
       return;
     case JPP_JOB_ALL_LEFT:
       job->all_left = connection->leaves = true;
+      jpp__job_send(connection, JPP_JOB_ALL_LEFT, job->process, "");
       pthread_cond_broadcast(&job->changed);
       return;
     case JPP_JOB_HELLO:

@@ -125,6 +125,15 @@ static int act_leaving(uint32_t process) {
   return all && !jpp_job_failure() ? kFine : kWrong;
 }
 
+// Process 2 is stopped when it has left, so that it does not receive that all have left.
+static int act_stopped_at_its_end(uint32_t process) {
+  if (process == 2) {
+    jpp_job_leave(false);
+    raise(SIGSTOP);
+  }
+  return act_leaving(0);
+}
+
 static bool await_departure(uint32_t process) {
   for (int i = 0; i < 300 && !jpp_job_has_left(process); ++i) nap(50);
   return jpp_job_has_left(process);
@@ -205,6 +214,22 @@ static void test_all_leave_together(void** state) {
   check(act_leaving, 1000, kFine, kFine);
 }
 
+static void test_process_0_ends_when_all_know(void** state) {
+  (void)state;
+  job_t job;
+  int status = 0;
+  start_all(&job, 1000, act_stopped_at_its_end);
+  assert_int_equal(waitpid(job.pids[2], &status, WUNTRACED), job.pids[2]);
+  assert_true(WIFSTOPPED(status));
+  nap(500);  // the others leave meanwhile
+  pid_t ended = waitpid(job.pids[0], &status, WNOHANG);
+  kill(job.pids[2], SIGCONT);
+  assert_int_equal(ended, 0);
+  for (uint32_t p = 0; p < kProcesses; ++p) assert_int_equal(status_of(&job, p), kFine);
+  close(job.ready[0]);
+  close(job.ready[1]);
+}
+
 static void test_one_that_leaves_has_not_failed(void** state) {
   (void)state;
   check(act_leaving_one, 0, kFine, kFine);
@@ -263,6 +288,7 @@ int main(void) {
       cmocka_unit_test(test_the_first_failure_is_told_to_all),
       cmocka_unit_test(test_a_failure_right_after_joining),
       cmocka_unit_test(test_all_leave_together),
+      cmocka_unit_test(test_process_0_ends_when_all_know),
       cmocka_unit_test(test_one_that_leaves_has_not_failed),
       cmocka_unit_test(test_a_wait_for_one_that_has_left),
       cmocka_unit_test(test_a_process_that_does_not_end_is_ended),
