@@ -91,8 +91,10 @@ JPP_API jpp_status_t* jpp_job_begin_wait(const char* name,
 JPP_API void jpp_job_end_wait(JPP_OPTIONAL jpp_job_wait_t* wait);
 
 // This process needs nothing more from the others. With `wait`, returns when all
-// processes have left, when the job has failed, or when some processes have not even
-// joined; true: all have left and none has failed.
+// processes have left, and in process 0 when the others have received that; or when the
+// job has failed, or when some processes have not even joined. Returns true if all have
+// left and none has failed. A process that leaves without `wait` and calls jpp_job_end()
+// at once is taken for silent while process 0 waits.
 JPP_API bool jpp_job_leave(bool wait);
 // Call it when all processes have left: it shortens the timeouts, because the remaining
 // work is short unless a process has died in the meantime.
