@@ -41,7 +41,7 @@ typedef struct jpp_job_connection {
   int32_t process;   // the process at the other end; kJppJobUnknown until it is proved
   int64_t heard_ms;  // when data last arrived
   bool leaves;       // it has announced that it leaves
-  bool knows;        // in process 0: it has received that all have left
+  bool knows;        // both ends know that all processes have left
   char name[256];    // "10.0.0.2 (host node2, process id 2179)"
   uint8_t nonce[kJppJobNonce];
   jpp_job_frame_t frame;  // the frame that is being received

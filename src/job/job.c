@@ -288,7 +288,7 @@ static bool all_have_joined(void) {
 // frame.
 static bool all_know(void) {
   const jpp_job_t* job = &jpp_the_job;
-  for (uint32_t i = 0; job->process == 0 && i < job->num_connections; ++i) {
+  for (uint32_t i = 0; i < job->num_connections; ++i) {
     const jpp_job_connection_t* connection = &job->connections[i];
     bool awaited = connection->descriptor >= 0 && connection->process != kJppJobUnknown;
     if (awaited && !connection->knows) return false;

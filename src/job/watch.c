@@ -136,7 +136,7 @@ static void take_from_center(jpp_job_connection_t* connection) {
       connection->leaves |= frame->process == 0;
       return;
     case JPP_JOB_ALL_LEFT:
-      job->all_left = connection->leaves = true;
+      job->all_left = connection->leaves = connection->knows = true;
       jpp__job_send(connection, JPP_JOB_ALL_LEFT, job->process, "");
       pthread_cond_broadcast(&job->changed);
       return;
