@@ -188,9 +188,7 @@ def test_who_looked_before_costs_no_copy() -> None:
 
 
 @pytest.mark.sample(2)
-@pytest.mark.parametrize(
-    "seed", [*range(4), *(pytest.param(n, marks=pytest.mark.soak) for n in range(4, 12))]
-)
+@pytest.mark.parametrize("seed", range(12))
 def test_what_is_seen_never_changes(seed: int) -> None:
     """Random sequences of steps, borrowed arrays, their releases and deletions."""
     choose = random.Random(seed)

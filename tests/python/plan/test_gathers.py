@@ -82,7 +82,7 @@ def specs_of(case: Case) -> Any:
 
 
 @pytest.mark.sample(1)
-@pytest.mark.parametrize("number", [0, pytest.param(1, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("number", [0, 1])
 @pytest.mark.parametrize("axes", [{"data": 2}, {"data": 2, "model": 2}], ids=["2x2", "2x(2,2)"])
 def test_random_models_gather_no_activation(axes: dict[str, int], number: int) -> None:
     case = next(itertools.islice(cases(axes), number, None))

@@ -73,7 +73,7 @@ def test_costs_are_those_of_one_process(ray_cluster: None) -> None:
 
 @pytest.mark.soak
 @pytest.mark.own_devices
-@pytest.mark.parametrize("width", [pytest.param(1, marks=pytest.mark.soak), 2])
+@pytest.mark.parametrize("width", [1, 2])
 def test_programs_written_by_hand(ray_cluster: None, width: int) -> None:
     mesh = make(2, width, 1)
     expected = list(written.trained(mesh_of(2, {"data": width, "model": 1})))

@@ -76,11 +76,7 @@ SCHEDULES = [jaxpp.Std1F1B(STAGES), jaxpp.ZeroBubble(STAGES), jaxpp.Interleaved1
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize(
-    "schedule",
-    [pytest.param(SCHEDULES[0], marks=pytest.mark.soak), *SCHEDULES[1:]],
-    ids=lambda s: type(s).__name__,
-)
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda s: type(s).__name__)
 def test_parts_train_as_plain_jax_does(schedule: Any) -> None:
     assert_trains_equal(decoder(), schedule, make_mesh(getattr(schedule, "mpmd_dim", STAGES)))
 
