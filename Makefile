@@ -95,7 +95,8 @@ bench-distributed: $(VENV)/.installed ## sends and steps of several processes, o
 	  echo "and over TCP:" && UCX_TLS=tcp,self build-bench/tests/c/transport/bench_transport $(AT)
 	@$(PYTHON) benchmarks/process_steps.py
 
-soak: $(VENV)/.installed ## longer: tests on ranks of 2 and 4 devices, on shared ones, CASES=100 random models, FAULTS=200
+soak: $(VENV)/.installed ## longer: all tests on ranks of 1, 2 and 4 devices, on shared ones, CASES=100 random models, FAULTS=200
+	TEST_AXES= $(PYTHON) -m pytest -q -W ignore -n 2 tests/python
 	TEST_AXES=data=2 $(PYTHON) -m pytest -q -W ignore -n 2 tests/python
 	TEST_AXES=data=2,model=2 $(PYTHON) -m pytest -q -W ignore -n 2 tests/python
 	$(MAKE) random CASES=$(CASES)
