@@ -33,11 +33,11 @@ from jaxpp.jax_internals.jaxprs import (
 )
 from jaxpp.operations import Add
 from jaxpp.trace.boxes import Bounds, Box, common_box, is_whole, sizes, whole_box
+from jaxpp.trace.inlining import inlined
 from jaxpp.trace.loop import loop_p
 from jaxpp.trace.memories import is_move, move_of_one
 from jaxpp.trace.pieces import Parted, Piece
 from jaxpp.trace.rows import constant, fold, gathered_places, moved_axes, scattered_values
-from jaxpp.trace.splitting import inlined_call
 from jaxpp.trace.stage_rows import (
     ELEMENTWISE,
     LeafCuts,
@@ -59,7 +59,6 @@ def parts_of_leaves(bounds: Sequence[Bounds | None]) -> list[range]:
     return found
 
 
-_CALLS = ("jit", "pjit", "closed_call", "core_call")
 _REMATS = ("checkpoint", "remat", "remat2")
 _REDUCTIONS: dict[str, Callable[[Any, Any], Any]] = {
     "reduce_sum": jax.lax.add,
@@ -126,6 +125,7 @@ class _Evaluator:
         if (made := self.place(eqn, operands)) is not None:
             return [made]
         name = eqn.primitive.name
+        called = inlined(eqn)
         if is_move(eqn):
             return [self.moved(eqn, k, operand) for k, operand in enumerate(operands)]
         if not any(isinstance(o, Parted) for o in operands):
@@ -133,10 +133,11 @@ class _Evaluator:
                 return self.loop(eqn, operands)
             of_leaves = any(id(o) in self.tags for o in operands)
             # The transpose of a call that read rows writes them into zeros.
-            makes_views = name in _CALLS and any(
+            makes_views = name not in _REMATS and any(
                 self.layouts(v.aval.shape) for v in eqn.outvars
             )
-            if not makes_views and (not of_leaves or name not in ("cond", *_CALLS, *_REMATS)):
+            follows = called is not None and (makes_views or of_leaves)
+            if not follows and not (of_leaves and name == "cond"):
                 return self.plain(eqn, operands)
         if operands and isinstance(operands[0], Parted):
             if (outs := self.rearranged(eqn, operands)) is not None:
@@ -151,10 +152,9 @@ class _Evaluator:
             return self.loop(eqn, operands)
         if name == "cond":
             return self.cond(eqn, operands)
-        called = inlined_call(eqn)
         if name in _REMATS:
             return self.remat(eqn, operands)
-        if called is not None and name in _CALLS:
+        if called is not None:
             return evaluate(called, operands, self.equation)
         return self.plain(eqn, [self.as_whole(o) for o in operands])
 
@@ -310,13 +310,13 @@ class _Evaluator:
                 return self.made(parted[0] + parted[1])
             changed = [Piece(p.box, self.bind(eqn, [p.array])[0]) for p in parted[0].pieces]
             return parted[0].of(changed, aval)
-        shapes = {jnp.shape(o) for o in operands if not isinstance(o, Parted)}
-        boxes = self.boxes_for(parted)
-        if boxes is None or not shapes <= {(), aval.shape}:
+        boxes = self.boxes_for([_stretched(o, aval) for o in parted])
+        if boxes is None:
             return self.bind(eqn, [self.as_whole(o) for o in operands])[0]
         pieces = []
         for box in boxes:
-            inputs = [self._part_of(o, box) for o in operands]
+            pairs = zip(operands, eqn.invars, strict=True)
+            inputs = [self._part_of(o, _within(box, v.aval.shape)) for o, v in pairs]
             pieces.append(Piece(box, self.bind(eqn, inputs)[0]))
         return Parted(pieces, aval, frozenset().union(*(o.leaves for o in parted)))
 
@@ -432,6 +432,28 @@ class _Evaluator:
         }
         flat = [*body.consts, *_flatten(operands)[0]]
         return _by_layout(loop_p.bind(*flat, **new_params), layouts)
+
+
+def _stretched(value: Parted, aval: Any) -> Parted:
+    """The boxes of an operand's pieces in the result of an elementwise equation, along whose
+    axes an operand may have the size 1."""
+    shapes = list(zip(value.aval.shape, aval.shape, strict=True))
+
+    def stretched(box: Box) -> Box:
+        pairs = zip(box, shapes, strict=True)
+        return tuple(own if size == full else range(full) for own, (size, full) in pairs)
+
+    return dataclasses.replace(
+        value, pieces=[Piece(stretched(box), None) for box in value.boxes], aval=aval
+    )
+
+
+def _within(box: Box, shape: Sequence[int]) -> Box:
+    """The box in an operand of this shape, in which axes may have the size 1, or which may
+    be a scalar."""
+    return tuple(
+        own if size > 1 else range(size) for own, size in zip(box, shape, strict=bool(shape))
+    )
 
 
 def _fits(own: Sequence[Box], boxes: Sequence[Box]) -> bool:

@@ -1,0 +1,208 @@
+"""Random update rules of stacked leaves compute the same on parts as on the whole arrays.
+
+JPP_TEST_SEED and JPP_TEST_TIMES choose other rules.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.extend.core import jaxpr_as_fun
+
+import jaxpp.api as jaxpp
+from equality import compiler_options
+from jaxpp import _core
+from jaxpp.trace.stacked import part_step
+
+SEED = int(os.environ.get("JPP_TEST_SEED") or 0)
+TIMES = int(os.environ.get("JPP_TEST_TIMES") or 20)
+
+LAYERS, ROWS, COLUMNS = 4, 3, 2
+SHAPE = (LAYERS, ROWS, COLUMNS)
+# Of the leaves that are read row by row: weights, and scales that broadcast to them.
+SHAPES = [SHAPE, (LAYERS, 1, 1), (LAYERS, 1, COLUMNS), (LAYERS, ROWS, 1)]
+
+
+def loss(weights: list[jax.Array], x: jax.Array) -> jax.Array:
+    scaled = weights[0] * weights[1]  # before the rows are read
+    for layer in range(LAYERS):
+        w = scaled[layer] + weights[0][layer] * weights[1][layer]
+        x = jnp.tanh(x @ w) @ jnp.ones((COLUMNS, ROWS))
+        if layer == LAYERS // 2 - 1:
+            x = jaxpp.mark_stage_end(x)
+    return jnp.sum(x**2)
+
+
+# --- Rules ------------------------------------------------------------------------------
+
+Rule = Callable[[list[jax.Array]], jax.Array]
+
+
+def full(x: jax.Array) -> jax.Array:
+    return jnp.broadcast_to(x, SHAPE)
+
+
+def some_axes(draw: random.Random) -> tuple[int, ...]:
+    return tuple(sorted(draw.sample(range(3), draw.randint(1, 3))))
+
+
+def reduced(draw: random.Random) -> Callable[[jax.Array], jax.Array]:
+    reduce, axes = draw.choice([jnp.sum, jnp.max, jnp.mean, jnp.min]), some_axes(draw)
+    if draw.random() < 0.7:
+        return lambda x: reduce(x, axis=axes, keepdims=True)
+    return lambda x: jnp.expand_dims(reduce(x, axis=axes), axes)
+
+
+def by_layer(draw: random.Random) -> Callable[[jax.Array], jax.Array]:
+    rule = draw.choice(
+        [
+            lambda v: v / (1 + jnp.linalg.norm(v)),
+            lambda v: v - jnp.mean(v, 0, keepdims=True),
+            lambda v: jnp.cumsum(v, axis=0),
+            lambda v: jnp.sort(v, axis=0),
+            lambda v: v @ v.T @ v,
+        ]
+    )
+    if draw.random() < 0.6:
+        return lambda x: jax.vmap(rule)(full(x))
+    if draw.random() < 0.5:
+        return lambda x: jax.lax.scan(lambda c, v: (c, rule(v)), 0.0, full(x))[1]
+    return lambda x: jnp.stack([rule(v) for v in full(x)])
+
+
+def rearranged(draw: random.Random) -> Callable[[jax.Array], jax.Array]:
+    axis, order = draw.randrange(3), draw.sample(range(3), 3)
+    back = [order.index(k) for k in range(3)]
+    at = draw.randrange(1, SHAPE[axis])
+    return draw.choice(
+        [
+            lambda x: jnp.sin(full(x).reshape(LAYERS, -1)).reshape(SHAPE),
+            lambda x: jnp.cos(full(x).transpose(order)).transpose(back),
+            lambda x: jnp.roll(full(x), 1, axis),
+            lambda x: jnp.flip(full(x), axis),
+            lambda x: jnp.concatenate(jnp.split(full(x), [at], axis)[::-1], axis),
+            lambda x: full(x).at[draw.randrange(LAYERS)].mul(0.5),
+            lambda x: jnp.cumsum(full(x), axis),
+            lambda x: jnp.sort(full(x), axis),
+        ]
+    )
+
+
+def unary(draw: random.Random) -> Callable[[jax.Array], jax.Array]:
+    return draw.choice(
+        [
+            jnp.tanh,
+            jax.nn.relu,
+            jnp.square,
+            lambda x: x.astype(jnp.bfloat16).astype(x.dtype),
+            lambda x: jnp.clip(x, -0.5, 0.5),
+            lambda x: jax.lax.cond(jnp.sum(x) > 0, lambda: x * 2, lambda: -x),
+            jax.checkpoint(lambda x: jnp.sin(x) * x),
+            jax.jit(lambda x: x / (1 + jnp.max(jnp.abs(x), -1, keepdims=True))),
+        ]
+    )
+
+
+def binary(draw: random.Random) -> Callable[[jax.Array, jax.Array], jax.Array]:
+    return draw.choice(
+        [
+            jnp.add,
+            jnp.multiply,
+            jnp.maximum,
+            lambda a, b: a / (1 + jnp.abs(b)),
+            lambda a, b: jnp.where(a > b, a, -b),
+            lambda a, b: jax.lax.cond(jnp.sum(a) > jnp.sum(b), jnp.add, jnp.subtract, a, b),
+        ]
+    )
+
+
+def make_rule(draw: random.Random, pool: int) -> Rule:
+    """Each step of the rule adds an array that broadcasts to SHAPE."""
+    steps: list[Rule] = []
+    for at in range(pool, pool + draw.randint(1, 4)):
+        a, b = draw.randrange(at), draw.randrange(at)
+        if draw.random() < 0.5:
+            combine = binary(draw)
+            steps.append(lambda xs, f=combine, a=a, b=b: f(xs[a], xs[b]))
+        else:
+            change = draw.choice(
+                [reduced, reduced, reduced, unary, unary, by_layer, rearranged]
+            )(draw)
+            steps.append(lambda xs, f=change, a=a: f(xs[a]))
+
+    def rule(arrays: list[jax.Array]) -> jax.Array:
+        found = list(arrays)
+        for step in steps:
+            found.append(step(found))
+        return full(found[-1])
+
+    return rule
+
+
+def make_step(draw: random.Random) -> tuple[Any, list[jax.Array]]:
+    """A training step of flat arguments, and these: weights, state and a batch."""
+    of_state = [draw.choice([*SHAPES, (1, ROWS, COLUMNS), (1, 1, 1)]) for _ in range(2)]
+    shapes = [SHAPE, draw.choice(SHAPES), *of_state]
+    rules = [make_rule(draw, 6) for _ in shapes]
+    batch = (2, 5, ROWS)
+    args = [
+        jnp.sin(jnp.arange(np.prod(shape), dtype=jnp.float32) + k).reshape(shape)
+        for k, shape in enumerate([*shapes, batch])
+    ]
+
+    def step(*flat: jax.Array) -> list[jax.Array]:
+        *leaves, x = flat
+        value, grads = jaxpp.treduce(
+            lambda mb: jax.value_and_grad(loss)(leaves[:2], mb), x, jaxpp.Std1F1B(2)
+        )
+        pool = [*grads, *leaves]
+        results = []
+        for leaf, rule in zip(leaves, rules, strict=True):
+            small = tuple(k for k, size in enumerate(leaf.shape) if size == 1)
+            update = rule(pool)
+            update = jnp.mean(update, small, keepdims=True) if small else update
+            results.append(leaf - 0.1 * jnp.tanh(update))
+        return [*results, value]
+
+    return step, args
+
+
+# --- Parts ------------------------------------------------------------------------------
+
+
+def in_parts(arrays: list[Any], bounds: list[Any]) -> list[Any]:
+    found: list[Any] = []
+    for array, cut in zip(arrays, bounds, strict=True):
+        ends = cut.ranges() if cut else []
+        found += [jax.lax.slice_in_dim(array, a, b, axis=cut.axis) for a, b in ends] or [array]
+    return found
+
+
+def joined(parts: list[Any], bounds: list[Any]) -> list[Any]:
+    rest = iter(parts)
+    return [
+        jnp.concatenate([next(rest) for _ in cut.ranges()], cut.axis) if cut else next(rest)
+        for cut in bounds
+    ]
+
+
+@pytest.mark.parametrize("seed", [SEED] if SEED else range(1, TIMES + 1))
+def test_parts_compute_what_wholes_do(seed: int) -> None:
+    step, args = make_step(random.Random(seed))
+    closed = jax.make_jaxpr(step)(*args)
+    next_args = [*range(len(args) - 1), _core.NONE]
+    found, _ = part_step(closed, lambda k, axis: True, next_args)
+    expected = jax.jit(step, compiler_options=compiler_options())(*args)
+    if found is None:  # some rules need all leaves whole
+        return
+    evaluate = jax.jit(jaxpr_as_fun(found.closed), compiler_options=compiler_options())
+    made = evaluate(*in_parts(args, found.arguments))
+    for ours, theirs in zip(joined(made, found.results), expected, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=2e-4, atol=1e-5)
