@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxpp import _core
 from jaxpp.errors import make_error, shorten
@@ -100,7 +101,9 @@ class Max:
 
     def state(self, n: int, value: jax.ShapeDtypeStruct) -> jax.Array:
         if jnp.issubdtype(value.dtype, jnp.floating):
-            return jnp.full(value.shape, -jnp.inf, value.dtype)
+            info = jnp.finfo(value.dtype)
+            has_infinity = np.isneginf(np.asarray(-np.inf, info.dtype).astype(np.float32))
+            return jnp.full(value.shape, -np.inf if has_infinity else info.min, value.dtype)
         if value.dtype == jnp.bool_:
             return jnp.zeros(value.shape, value.dtype)
         return jnp.full(value.shape, jnp.iinfo(value.dtype).min, value.dtype)

@@ -24,8 +24,10 @@ from jaxpp.garbage import rare_collections
 from jaxpp.jax_internals.context import is_tracing, settings_key
 from jaxpp.mesh import MpmdMesh
 from jaxpp.plan.costs import CostSummary
+from jaxpp.plan.given import given_memories
 from jaxpp.plan.planned import Traced
-from jaxpp.plan.planning import given_memories, name_of, trace_function, trace_step
+from jaxpp.plan.planning import trace_step
+from jaxpp.plan.traced_call import name_of, trace_function
 from jaxpp.progress import reporting
 from jaxpp.run.compiled import CompiledStep
 from jaxpp.trace.call import (

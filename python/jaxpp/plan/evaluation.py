@@ -197,15 +197,18 @@ class _Runner:
                 flush_makers(op, conditional)
                 pending.setdefault(conditional, []).append(op)
                 continue
-            flush_makers(op, None)
+            parts = [] if isinstance(op, MadeOp) or not op.part else wholes[op.part.whole]
+            if not parts or op is parts[0]:
+                for each in (op, *parts):
+                    flush_makers(each, None)
             for v in _values_in(op):
                 users[v] -= 1
             if isinstance(op, MadeOp):
                 op.run(self.env)
-            elif op.part is None or len(wholes[op.part.whole]) == 1:
+            elif len(parts) < 2:
                 run_op(op, self.env, self.mesh)
-            elif op is wholes[op.part.whole][0]:
-                _run_together(wholes[op.part.whole], self.env, self.mesh)
+            elif op is parts[0]:
+                _run_together(parts, self.env, self.mesh)
         for conditional in list(pending):
             flush(conditional)
 

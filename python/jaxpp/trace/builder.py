@@ -101,7 +101,7 @@ class GraphBuilder:
             memories = [self.memories.get(v, "device") for v in values[: len(avals)]]
         else:
             memories = memories or ["device"] * len(avals)
-        branches = () if kind == _core.OP_ADD else self.branches
+        branches = () if kind in (_core.OP_ADD, _core.OP_PLACE) else self.branches
         indices = [branch.conditional.index for branch in branches]
         guards = [index for index in indices if isinstance(index, int)]
         types = [(*physical_type(a), m) for a, m in zip(avals, memories, strict=True)]

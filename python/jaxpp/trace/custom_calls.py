@@ -1,9 +1,9 @@
-"""Refuses equations that no task can run while the step is traced: custom calls without a
-handler, ordered callbacks, computations in host memory."""
+"""Refuses, while a step is traced, what no task can run: custom calls without a handler,
+ordered callbacks, computations in host memory."""
 
 from __future__ import annotations
 
-from jax.extend.core import JaxprEqn
+from jax.extend.core import Jaxpr, JaxprEqn
 from jax.sharding import Sharding
 
 from jaxpp.errors import make_error
@@ -13,7 +13,7 @@ from jaxpp.jax_internals.lines import user_line
 from jaxpp.mesh import memory_of
 from jaxpp.trace.memories import is_in_host_memory
 
-__all__ = ["check_equation"]
+__all__ = ["check_equation", "check_targets"]
 
 _CALLBACKS = {"debug_callback", "debug_print", "io_callback", "pure_callback"}
 
@@ -66,13 +66,33 @@ def _check_memory(eqn: JaxprEqn, outer: JaxprEqn) -> None:
         )
 
 
+def check_targets(jaxpr: Jaxpr) -> None:
+    """Refuses calls to FFI targets that are not registered for the CPU, except in branches that
+    only some platforms run.
+
+    Raises:
+      JaxppError: "unsupported", with the user's line.
+    """
+    for eqn in jaxpr.eqns:
+        if eqn.params.get("branches_platforms") is None:
+            for inner in jaxprs_in(eqn.params):
+                check_targets(inner)
+        target = eqn.params.get("target_name") if eqn.primitive.name == "ffi_call" else None
+        if target is not None and target not in host_call_targets():
+            raise make_error(
+                "unsupported",
+                f"custom call {target!r} at {user_line(eqn)}: no handler of that name is "
+                "registered for the CPU; call jax.ffi.register_ffi_target before the step is "
+                "compiled",
+            )
+
+
 def check_equation(eqn: JaxprEqn) -> None:
     """Refuses an equation that no plugin of this library can run.
 
     Raises:
-      JaxppError: a callback into Python that is ordered or runs once per shard, a value
-        in host memory, or a call to an unregistered FFI target ("unsupported"), with the user's
-        line.
+      JaxppError: a callback into Python that is ordered or runs once per shard, or a value in
+        host memory ("unsupported"), with the user's line.
     """
     _check_inside(eqn, eqn)
 
@@ -83,11 +103,3 @@ def _check_inside(eqn: JaxprEqn, outer: JaxprEqn) -> None:
             _check_inside(each, outer)
     _check_memory(eqn, outer)
     _check_callback(eqn, outer)
-    target = eqn.params.get("target_name") if eqn.primitive.name == "ffi_call" else None
-    if target is not None and target not in host_call_targets():
-        raise make_error(
-            "unsupported",
-            f"custom call {target!r} at {user_line(outer)}: no handler of that name is "
-            "registered for the CPU; call jax.ffi.register_ffi_target before the step is "
-            "compiled",
-        )

@@ -41,7 +41,13 @@ from jaxpp.trace.inlining import (
 )
 from jaxpp.trace.loop import loop_p
 from jaxpp.trace.marks import holds_marks, mark_p, mark_tangent_p
-from jaxpp.trace.memories import is_move, memory_after, with_moves_around, without_memory
+from jaxpp.trace.memories import (
+    is_in_host_memory,
+    is_move,
+    memory_after,
+    with_moves_around,
+    without_memory,
+)
 from jaxpp.trace.recomputation import CutRecomputation
 from jaxpp.trace.splitting import (
     Branch,
@@ -142,7 +148,8 @@ class _Walker(GraphBuilder):
         if eqn.primitive.name == "scan" and self.outside is not None:
             return self.add_scan(eqn, operands, next(self.scans_for_marks))
         if self.outside is None and not loop_or_mark_in(eqn):
-            if eqn.primitive.name == "cond":
+            # A platform may be unable to compile the branches of other platforms.
+            if eqn.primitive.name == "cond" and eqn.params.get("branches_platforms") is None:
                 return self.add_conditional(eqn, operands)
             if eqn.primitive.name in ("scan", "while") and not eqn.effects:
                 check_equation(eqn)
@@ -182,16 +189,28 @@ class _Walker(GraphBuilder):
         for number, branch in enumerate(eqn.params["branches"]):
             self.branches = (*around, Branch(conditional, number))
             cases.append(self.walk(branch, rest))
-        self.branches = (*around, Branch(conditional, None))
+        self.branches = around
         chosen = []
         for out, *values in zip(eqn.outvars, *cases, strict=True):
             same = all(v is values[0] or v == values[0] for v in values)
             if same and isinstance(values[0], int):
                 chosen.append(values[0])
             else:
-                choose = jax.lax.select_n_p
-                chosen.append(self._add(eqn, choose, {}, values, [out.aval]))
+                chosen.append(self.add_choice(eqn, conditional, values, out.aval))
+        return chosen
+
+    def add_choice(
+        self, eqn: JaxprEqn, conditional: Conditional, values: list[Operand], aval: Any
+    ) -> int:
+        """Adds the choice between the results of branches, which a task makes in device
+        memory."""
+        taken = [self.moved_to("device", v, aval) if isinstance(v, int) else v for v in values]
+        around, self.branches = self.branches, (*self.branches, Branch(conditional, None))
+        chosen = self._add(eqn, jax.lax.select_n_p, {}, taken, [aval])
         self.branches = around
+        if is_in_host_memory(aval):
+            chosen = self.moved_to("pinned_host", chosen, aval)
+            self.moved.add(chosen)
         return chosen
 
     def add_scan(
@@ -233,7 +252,7 @@ class _Walker(GraphBuilder):
     def add_recomputation(
         self, eqn: JaxprEqn, called: ClosedJaxpr | Jaxpr, operands: list[Operand]
     ) -> list[Operand]:
-        """Inlines a rematerialised backward:"""
+        """Inlines a rematerialised backward behind a barrier, or cut at its marks."""
         outer, self.recomputing = self.recomputing, True
         if self.outside is not None and holds_marks(eqn.params["jaxpr"]):
             outs = self.add_cut_recomputation(eqn, operands)
@@ -307,10 +326,13 @@ class _Walker(GraphBuilder):
         and values that the step moved, stay where they are."""
         if memory is None and value not in self.moved and value >= self.num_args:
             memory = next_memory
-        if memory is None or self.memories.get(value, "device") == memory:
+        return value if memory is None else self.moved_to(memory, value, self.avals[value])
+
+    def moved_to(self, memory: str, value: int, aval: Any) -> int:
+        """The value in a memory; adds a move if it is in another one."""
+        if self.memories.get(value, "device") == memory:
             return value
-        avals = [self.avals[value]]
-        return self._add(None, jax.lax.copy_p, {}, [value], avals, memories=[memory])
+        return self._add(None, jax.lax.copy_p, {}, [value], [aval], memories=[memory])
 
     def add_call(self, eqn: JaxprEqn, operands: list[Operand]) -> list[Operand]:
         if is_move(eqn):

@@ -42,6 +42,15 @@ def test_stack_is_on_every_rank(mesh4):
     np.testing.assert_allclose(np.asarray(ours), plain, rtol=1e-5, atol=1e-6)
 
 
+def test_a_sum_that_a_branch_makes(mesh4):
+    def after(results, params):
+        total = lambda: jaxpp.cross_mpmd_all_reduce(*results)  # noqa: E731
+        return jax.lax.cond(results[0][0] > 1e9, lambda: results[0], total)
+
+    ours, plain = run_on_results(mesh4, after)
+    np.testing.assert_allclose(np.asarray(ours), plain, rtol=1e-5, atol=1e-6)
+
+
 def test_place_with_a_weight_of_another_stage(mesh4):
     ours, plain = run_on_results(mesh4, lambda r, p: jaxpp.place_with(r[0], p[2]["w"]))
     assert ours.mpmd_idxs == (2,)

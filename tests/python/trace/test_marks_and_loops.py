@@ -124,6 +124,13 @@ def test_treduce_in_plain_jax() -> None:
     assert_equal(jax.jit(step)(*args), plain)
 
 
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2", "bfloat16", "float4_e2m1fn"])
+def test_the_maximum_begins_below_all_values(dtype: str) -> None:
+    lowest = jnp.full(3, jnp.finfo(dtype).min, dtype)
+    state = jaxpp.Max().state(2, jax.ShapeDtypeStruct((3,), dtype))
+    assert_equal(jaxpp.Max().update(state, lowest, jnp.int32(0)), lowest)
+
+
 @pytest.mark.parametrize("axis", [1, -2, 2])
 def test_other_microbatch_axes(axis: int) -> None:
     def step(ws: Any, xs: jax.Array) -> Any:

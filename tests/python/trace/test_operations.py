@@ -136,3 +136,30 @@ def test_an_unregistered_custom_call_is_refused_by_name(any_mesh2):
     with pytest.raises(jaxpp.JaxppError, match="nobody_knows_me.*test_operations.py") as caught:
         assert_trains_equal(staged(between), jaxpp.Std1F1B(2), any_mesh2)
     assert caught.value.code == "unsupported"
+
+
+def for_a_platform(x):
+    """What another platform would run cannot be compiled for this one."""
+
+    def elsewhere(x):
+        return jax.ffi.ffi_call("nobody_knows_me", jax.ShapeDtypeStruct(x.shape, x.dtype))(x)
+
+    return jax.lax.platform_dependent(x, cpu=jnp.tanh, cuda=elsewhere)
+
+
+def test_branches_of_platforms_in_a_stage(any_mesh2):
+    @jax.custom_vjp
+    def f(x):
+        return for_a_platform(x)
+
+    f.defvjp(lambda x: (for_a_platform(x), x), lambda x, ct: (ct * for_a_platform(x),))
+    assert_trains_equal(staged(lambda x, i: f(x)), jaxpp.Std1F1B(2), any_mesh2)
+
+
+def test_branches_of_platforms_behind_the_loop(any_mesh2):
+    def update(grads, state, params):
+        return jax.tree.map(lambda g: -0.1 * for_a_platform(g), grads), state
+
+    optimizer = optax.GradientTransformation(lambda params: (), update)
+    problem = staged(lambda x, i: x, optimizer=optimizer)
+    assert_trains_equal(problem, jaxpp.Std1F1B(2), any_mesh2)

@@ -178,6 +178,21 @@ def test_a_branch_that_is_not_taken_does_not_run(mesh2: Any) -> None:
     assert counts == [0, 1, 1]
 
 
+def test_a_loop_over_what_a_branch_chose(mesh2: Any) -> None:
+    """The loop's parts run together, also if only the second one needs the branch."""
+
+    def update(grads: Any, state: Any, params: Any) -> Any:
+        norm = optax.global_norm(grads)
+        scale = jax.lax.cond(norm > 1, lambda: 1 / norm, lambda: jnp.float32(1))
+        halves = jax.lax.fori_loop(0, 3, lambda k, c: (c[0] * 0.5, c[1] * 0.9), (norm, scale))
+        factor = 0.1 * halves[1] / (1 + halves[0])
+        return jax.tree.map(lambda g: -factor * g, grads), state
+
+    problem = models.mlp([1, 1], 2)
+    problem.optimizer = of_updates(update)
+    assert_trains_equal(problem, SCHEDULE, mesh2)
+
+
 @pytest.mark.parametrize("impl", ["threefry2x32", "rbg"])
 def test_keys_that_a_branch_makes(impl: str, any_mesh2: Any) -> None:
     """One branch splits the keys from which the noise for both ranks' weights is drawn."""

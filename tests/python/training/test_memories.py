@@ -526,6 +526,31 @@ def test_a_scan_outside_the_loop_moves_its_rows() -> None:
     assert float(total) > 0 and np.abs(grads).max() > 0
 
 
+def test_a_branch_chooses_between_values_on_the_host() -> None:
+    def step(w: Any, state: Any, xs: Any, marked: bool) -> Any:
+        def loss(w: Any, x: Any) -> Any:
+            return jaxpp.mark_stage_end(jnp.sum(jaxpp.mark_stage_end(x @ w) ** 2))
+
+        one = lambda x: jax.value_and_grad(loss)(w, x)  # noqa: E731
+        total, grad = jaxpp.treduce(one, xs, jaxpp.Std1F1B(2), operation=jaxpp.Add)
+        update = lambda s: jax.device_put(jax.device_put(s, DEVICE) * 2 + grad, HOST)  # noqa: E731
+        skip = (lambda s: jax.device_put(s, HOST)) if marked else (lambda s: s)
+        return jax.lax.cond(total > 0, update, skip, state)
+
+    mesh = mesh_of(2, {})
+    w, xs = jnp.eye(4), jnp.ones((4, 2, 4))
+    state = jax.device_put(jnp.ones((4, 4)), on_host(mesh))
+    run = jaxpp.mpmd_jit_with_loop(step, mesh, static_argnums=3)
+    chosen = run(w, state, xs, True)
+    assert chosen.sharding.memory_kind == "pinned_host"
+    np.testing.assert_allclose(
+        np.asarray(chosen), jax.jit(step, static_argnums=3)(w, np.ones((4, 4)), xs, True)
+    )
+    with pytest.raises(TypeError, match="cond branches") as caught:
+        run(w, state, xs, False)
+    assert any("Space.Host" in note for note in caught.value.__notes__)
+
+
 # --- Checkpoints --------------------------------------------------------------------------
 
 
