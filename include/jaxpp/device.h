@@ -437,12 +437,13 @@ JPP_API jpp_status_t* jpp_client_buffer_borrow(jpp_client_t* client,
 JPP_API jpp_status_t* jpp_client_event_await(jpp_client_t* client,
                                              jpp_event_t* event) JPP_MUST_USE;
 
-// Called about 20 times a second while a call waits; returning true ends the wait, but
-// not the work that the call waits for. No lock of this library is held meanwhile. Its
-// layout is final.
+// Called again and again while a call waits; returning true ends the wait, but not the
+// work that the call waits for. No lock of this library is held meanwhile. Its layout is
+// final.
 typedef struct jpp_interrupt {
   bool (*requested)(void* user);
   void* user;
+  uint32_t period_us;  // time between two calls; 0: 50000
 } jpp_interrupt_t;
 
 // Whether jpp_client_event_await() would return at once.

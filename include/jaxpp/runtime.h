@@ -17,7 +17,8 @@
 // Lifetimes. The runtime borrows client, plan and executables, which must outlive it.
 // Arrays outlive the runtime and the plan, and need only their client. Traces belong to
 // the runtime and end with it. jpp_runtime_destroy() waits for all steps, so that none of
-// their work runs after it returns.
+// their work runs after it returns, except for that of cancelled steps and unless
+// jpp_runtime_has_given_up().
 //
 // A step that fails releases everything it made. Its status (JPP_EXECUTION_ERROR,
 // JPP_OUT_OF_MEMORY, JPP_NAN_ERROR, JPP_CANCELLED) names actor, instruction, task,
@@ -186,8 +187,10 @@ JPP_API jpp_status_t* jpp_runtime_await_steps(
 
 // Whether the job has failed, here or in another process: the runtime is unusable.
 JPP_API bool jpp_runtime_is_broken(const jpp_runtime_t* runtime);
-// Whether the runtime stopped waiting because devices of this process still worked on a
-// step long after the job had failed; jpp_runtime_destroy() would wait for them.
+// Whether the runtime stopped waiting for devices that still worked on a step long after
+// the step or the job had failed. They may still run executables, which must then not be
+// destroyed, after jpp_runtime_destroy() too. Once the job has failed, destroying the
+// runtime would wait for these devices.
 JPP_API bool jpp_runtime_has_given_up(const jpp_runtime_t* runtime);
 
 // Any thread, also from a signal handler: the steps in flight stop issuing and fail with

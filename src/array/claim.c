@@ -16,6 +16,11 @@ static jpp_array_t* root_of(const claim_t* claim, uint32_t arg) {
   return claim->arrays[arg] ? jpp__array_root(claim->arrays[arg]) : NULL;
 }
 
+// Whether the argument, or the array that its donation would delete, is deleted.
+static bool is_deleted(const claim_t* claim, uint32_t arg) {
+  return claim->arrays[arg]->deleted || root_of(claim, arg)->deleted;
+}
+
 // The array that the argument donates, or NULL.
 static jpp_array_t* donated_root_of(const claim_t* claim, uint32_t arg) {
   return claim->params->donated[arg] ? root_of(claim, arg) : NULL;
@@ -40,9 +45,11 @@ static jpp_status_t* unusable_error(const claim_t* claim, uint32_t arg, uint32_t
     if (b == arg || donated_root_of(claim, b) != root_of(claim, arg)) continue;
     return used_twice_error(claim, b < arg ? b : arg, b < arg ? arg : b);
   }
+  const jpp_array_t* given = claim->arrays[arg];
+  const jpp_array_t* deleted = given->deleted ? given : root_of(claim, arg);
   return jpp_status_make(
       JPP_DONATED_ERROR, "argument %s: expected an array, found one that %s",
-      claim->params->names[arg], jpp__array_deletion_reason_of(root_of(claim, arg)));
+      claim->params->names[arg], jpp__array_deletion_reason_of(deleted));
 }
 
 // --- Claims ---------------------------------------------------------------------------
@@ -51,7 +58,8 @@ static jpp_status_t* await_readers(const claim_t* claim,
                                    const jpp_interrupt_t* interrupt) {
   for (uint32_t a = 0; a < claim->params->count;) {
     const jpp_array_t* array = donated_root_of(claim, a);
-    if (!array || array->deleted || !array->readers) {
+    if (!array || is_deleted(claim, a) ||
+        (!array->readers && !claim->arrays[a]->readers)) {
       ++a;
       continue;
     }
@@ -70,7 +78,7 @@ static uint32_t mark_donated(const claim_t* claim) {
   for (uint32_t a = 0; a < claim->params->count; ++a) {
     jpp_array_t* array = donated_root_of(claim, a);
     if (!array) continue;
-    if (array->deleted) return a;
+    if (is_deleted(claim, a)) return a;
     array->deleted = true;
   }
   return claim->params->count;
@@ -87,8 +95,8 @@ static void unmark_donated(const claim_t* claim, uint32_t marked) {
 static uint32_t find_deleted_reader(const claim_t* claim) {
   uint32_t a = 0;
   for (; a < claim->params->count; ++a) {
-    const jpp_array_t* array = root_of(claim, a);
-    if (array && !claim->params->donated[a] && array->deleted) break;
+    bool reads = claim->arrays[a] && !claim->params->donated[a];
+    if (reads && is_deleted(claim, a)) break;
   }
   return a;
 }

@@ -1,11 +1,11 @@
-// Interruptible waits: they wait 50 ms, call the caller's function, and repeat. Work that
-// a device already has continues when a wait is interrupted.
+// Interruptible waits: they wait a while, call the caller's function, and repeat. Work
+// that a device already has continues when a wait is interrupted.
 #include "device/wait.h"
 
 #include "base/alloc.h"
 #include "base/clock.h"
 
-enum { kSliceNanoseconds = 50000000, kSecond = 1000000000 };
+enum { kPeriodUs = 50000, kSecond = 1000000000 };
 
 void jpp__wait_init_condition(pthread_cond_t* condition) {
   pthread_condattr_t attributes;
@@ -26,7 +26,8 @@ bool jpp__wait_slice(pthread_cond_t* condition, pthread_mutex_t* mutex,
     pthread_cond_wait(condition, mutex);
     return true;
   }
-  struct timespec until = after(kSliceNanoseconds);
+  long period_us = interrupt->period_us ? interrupt->period_us : kPeriodUs;
+  struct timespec until = after(period_us * 1000);
   if (pthread_cond_timedwait(condition, mutex, &until) == 0) return true;
   pthread_mutex_unlock(mutex);
   bool requested = interrupt->requested(interrupt->user);

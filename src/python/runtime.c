@@ -186,8 +186,9 @@ static void unlist(runtime_object_t* self) {
 }
 
 // Ends the runtime, which borrows the executables; no caller can reach it any more. Its
-// steps are finished first, which may run callbacks into Python. If its devices hang
-// after a failure of the job, it is not freed, and neither are its executables.
+// steps are finished first, which may run callbacks into Python. Executables that devices
+// may still run after a failure are not freed, and after a failure of the job the runtime
+// is not freed either.
 static int runtime_clear(PyObject* object) {
   runtime_object_t* self = (runtime_object_t*)object;
   jpp_runtime_t* runtime = self->runtime;
@@ -195,7 +196,7 @@ static int runtime_clear(PyObject* object) {
   self->runtime = NULL;
   if (runtime && jpp_runtime_has_given_up(runtime)) {
     Py_XINCREF(self->executables);
-    runtime = NULL;
+    if (jpp_runtime_is_broken(runtime)) runtime = NULL;
   }
   Py_BEGIN_ALLOW_THREADS
     jpp_runtime_destroy(runtime);

@@ -88,7 +88,8 @@ jpp_status_t* jpp__pjrt_buffer_to_host(jpp_client_t* base, jpp_buffer_t* buffer,
   JPP_PJRT_ARGS(Buffer_ToHostBuffer, args);
   args.src = (PJRT_Buffer*)buffer;
   args.host_layout = &layout;
-  args.dst = data;
+  char nothing;  // PJRT takes NULL for a question about the size
+  args.dst = data || size ? data : &nothing;
   args.dst_size = size;
   JPP_RETURN_IF_ERROR(jpp__pjrt_status(api, api->PJRT_Buffer_ToHostBuffer(&args),
                                        JPP_INVALID_ARGUMENT, "copy to host"));

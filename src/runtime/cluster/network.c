@@ -185,9 +185,14 @@ static bool is_wanted(const jpp_runtime_t* runtime) {
 // Waits for a bounded time: until all sent messages have been received or, after a
 // failure, until the others have been told.
 static void await_delivery(jpp_runtime_t* runtime) {
-  bool broken = atomic_load(&runtime->broken);
-  int64_t end = jpp__clock_now_ms() + (broken ? kAbortMs : kFlushMs);
-  while ((broken || is_wanted(runtime)) && jpp__clock_now_ms() < end) {
+  bool broken = false;
+  int64_t end = jpp__clock_now_ms() + kFlushMs;
+  while (jpp__clock_now_ms() < end) {
+    if (!broken && atomic_load(&runtime->broken)) {
+      broken = true;
+      end = jpp__clock_now_ms() + kAbortMs;
+    }
+    if (!broken && !is_wanted(runtime)) break;
     if (!jpp__network_progress(runtime)) nap();
   }
 }

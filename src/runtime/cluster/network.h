@@ -4,6 +4,9 @@
 
 #include "runtime/step/actor.h"
 
+// How often a waiting issuing thread drives the network.
+enum { kJppNetworkPeriodUs = 300 };
+
 // Opens the channels that begin or end in another process.
 jpp_status_t* jpp__network_open(jpp_runtime_t* runtime) JPP_MUST_USE;
 // Sends messages until all routes are known to work; JPP_PEER_ERROR after `timeout_ms`.

@@ -8,6 +8,7 @@
 
 #include "device/wait.h"
 #include "runtime/cluster/wire.h"
+#include "runtime/step/failure.h"
 #include "runtime/step/state.h"
 
 enum { kCopiedAtOnce = 1 << 18 };  // bytes: copying them takes less time than a wakeup
@@ -84,9 +85,9 @@ jpp_status_t* jpp__outbox_create(jpp_runtime_t* runtime, jpp_link_t* link,
   outbox->runtime = runtime;
   outbox->link = link;
   outbox->most_bytes = most_bytes;
-  link->outbox = outbox;
   size_t bytes = align(devices * sizeof(jpp_wire_shape_t)) + devices * shard_room(outbox);
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&runtime->arena, slots, &outbox->parcels));
+  link->outbox = outbox;
   char* memory = NULL;
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&runtime->arena, bytes * slots, &memory));
   JPP_RETURN_IF_ERROR(jpp_transport_register(runtime->network, memory, bytes * slots,
@@ -142,16 +143,12 @@ void jpp__outbox_close(jpp_outbox_t* outbox) {
 
 bool jpp__outbox_is_busy(const jpp_outbox_t* outbox) { return outbox->busy != 0; }
 
-bool jpp__outbox_awaits_device(const jpp_outbox_t* outbox) {
-  return outbox->gone < outbox->filled && outbox->unmade;
-}
-
 bool jpp__outbox_is_unmade(const jpp_outbox_t* outbox, uint64_t* out_step,
                            uint32_t* out_instr) {
   const parcel_t* parcel = oldest(outbox);
   *out_step = parcel->step;
   *out_instr = parcel->source;
-  return jpp__outbox_awaits_device(outbox);
+  return outbox->gone < outbox->filled && outbox->unmade;
 }
 
 // --- Fill -----------------------------------------------------------------------------
@@ -297,7 +294,11 @@ static jpp_status_t* send_oldest(jpp_outbox_t* outbox, bool* out_done) {
   parcel_t* parcel = oldest(outbox);
   bool ready = false;
   *out_done = false;
-  JPP_RETURN_IF_ERROR(finish_copies(parcel, &ready));
+  jpp_status_t* status = finish_copies(parcel, &ready);
+  if (status) {
+    const jpp_actor_t* sender = &outbox->runtime->actors[outbox->link->plan->src];
+    return jpp__failure_locate(sender, parcel->source, status);
+  }
   outbox->unmade = !ready;
   if (!ready) return NULL;
   JPP_RETURN_IF_ERROR(lend_copies(parcel));
@@ -308,8 +309,8 @@ static jpp_status_t* send_oldest(jpp_outbox_t* outbox, bool* out_done) {
   return NULL;
 }
 
-// Breaks the runtime if a parcel cannot be sent: its step fails for the same reason, or
-// the channel is broken and the next send reports that.
+// Breaks the runtime if a parcel cannot be sent, because its value has failed, which its
+// step reports too, or because the channel has.
 bool jpp__outbox_progress(jpp_outbox_t* outbox) {
   bool some = false, done = true;
   while (outbox->gone < outbox->filled && done) {

@@ -31,10 +31,8 @@ void jpp__outbox_sent(void* user, void* cookie);
 
 // Whether there are parcels that are filled or that the transport still needs.
 bool jpp__outbox_is_busy(const jpp_outbox_t* outbox);
-// Whether the oldest unsent message waits for the sender's device.
-bool jpp__outbox_awaits_device(const jpp_outbox_t* outbox);
-// The same; also returns the message's step and the index of its SEND in the sender's
-// program.
+// Whether the oldest unsent message waits for the sender's device; also returns the
+// message's step and the index of its SEND in the sender's program.
 bool jpp__outbox_is_unmade(const jpp_outbox_t* outbox, uint64_t* out_step,
                            uint32_t* out_instr);
 

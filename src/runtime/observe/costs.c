@@ -40,7 +40,7 @@ jpp_status_t* jpp_plan_costs_add_compiled(jpp_plan_costs_t* costs, const jpp_pla
         jpp_client_executable_collectives(client, executables[t].executable, &found);
     if (jpp_status_code(status) == JPP_UNSUPPORTED) {
       jpp_status_free(status);
-      return NULL;
+      continue;
     }
     for (uint32_t c = 0; !status && c < found->count; ++c) {
       status = add_collective(costs, plan, t, &found->each[c], num_axes, names, own);
@@ -63,7 +63,7 @@ static jpp_status_t* measure_tasks(const jpp_plan_t* plan, uint32_t rank,
     jpp_status_t* status = jpp_client_executable_memory(client, executable, &memory);
     if (jpp_status_code(status) == JPP_UNSUPPORTED) {
       jpp_status_free(status);
-      return NULL;
+      continue;
     }
     JPP_RETURN_IF_ERROR(status);
     if (memory.temporary > out_memory->temporary) {

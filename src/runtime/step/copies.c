@@ -2,6 +2,7 @@
 // memory is the host's.
 #include "base/alloc.h"
 #include "device/wait.h"
+#include "runtime/cluster/network.h"
 #include "runtime/step/state.h"
 
 static bool divides(uint64_t part, uint64_t whole) {
@@ -73,7 +74,7 @@ jpp_status_t* jpp__copies_resolve(jpp_runtime_t* runtime,
 
 // Where an array comes from and where it goes.
 typedef struct jpp_copying {
-  jpp_client_t* client;
+  jpp_runtime_t* runtime;
   const jpp_type_t* type;  // of the result
   uint32_t device;
   jpp_buffer_t* source;  // NULL for zeros
@@ -88,7 +89,7 @@ static jpp_status_t* upload(const jpp_copying_t* c, const void* data,
                             .dtype = c->type->dtype,
                             .rank = c->type->ndim,
                             .dims = c->type->dims};
-  return jpp_client_buffer_from_host(c->client, &array, c->device, out_buffer);
+  return jpp_client_buffer_from_host(c->runtime->client, &array, c->device, out_buffer);
 }
 
 static void widen(const uint16_t* from, uint64_t count, uint32_t* to) {
@@ -120,40 +121,54 @@ static jpp_status_t* convert(const jpp_copying_t* c, const void* data,
   return status;
 }
 
+// Exchanges messages of earlier steps with other processes in the meantime.
+static bool wait_should_end(void* user) {
+  jpp_runtime_t* runtime = user;
+  jpp__network_progress(runtime);
+  return jpp__step_is_halted(runtime, runtime->step);
+}
+
+// JAX or an earlier step may still be computing the source. Nothing that is issued later
+// has to happen first, so the wait ends.
+static jpp_status_t* await_source(const jpp_copying_t* c) {
+  const jpp_interrupt_t interrupt = {
+      .requested = wait_should_end,
+      .user = c->runtime,
+      .period_us = c->runtime->network ? kJppNetworkPeriodUs : 0};
+  return jpp__wait_buffer(c->runtime->client, c->source, "copy", &interrupt);
+}
+
 static jpp_status_t* copy_part(const jpp_copying_t* c, jpp_buffer_t** out_buffer) {
   void* data = NULL;
-  // JAX or an earlier step may still be computing the argument. Nothing that is issued
-  // later has to happen first, so the wait ends.
-  JPP_RETURN_IF_ERROR(jpp__wait_buffer(c->client, c->source, "copy", NULL));
-  JPP_RETURN_IF_ERROR(jpp_client_buffer_lend(c->client, c->source, &data));
+  JPP_RETURN_IF_ERROR(await_source(c));
+  JPP_RETURN_IF_ERROR(jpp_client_buffer_lend(c->runtime->client, c->source, &data));
   const char* part = (char*)data + c->first * (jpp_dtype_bits(c->source_dtype) / 8);
   bool is_cast = c->source_dtype != c->type->dtype;
   jpp_status_t* status = (is_cast ? convert : upload)(c, part, out_buffer);
-  jpp_client_buffer_reclaim(c->client, c->source);
+  jpp_client_buffer_reclaim(c->runtime->client, c->source);
   return status;
 }
 
-static jpp_status_t* copy_zeros(const jpp_runtime_t* runtime, const jpp_copying_t* c,
-                                jpp_buffer_t** out_buffer) {
-  if (runtime->zeros) return upload(c, runtime->zeros, out_buffer);
+static jpp_status_t* copy_zeros(const jpp_copying_t* c, jpp_buffer_t** out_buffer) {
+  if (c->runtime->zeros) return upload(c, c->runtime->zeros, out_buffer);
   return jpp_status_make(JPP_OUT_OF_MEMORY, "zeros: allocation of %llu bytes failed",
-                         (unsigned long long)runtime->zero_bytes);
+                         (unsigned long long)c->runtime->zero_bytes);
 }
 
 // --- A task ---------------------------------------------------------------------------
 
 static jpp_status_t* make_shard(const jpp_actor_t* actor, const jpp_actor_instr_t* instr,
                                 uint32_t result, uint32_t device) {
-  const jpp_runtime_t* runtime = actor->runtime;
+  jpp_runtime_t* runtime = actor->runtime;
   const jpp_staged_t* staged = runtime->plan->staged;
   const jpp_instr_t* run = &actor->program->instrs[instr->source];
   const jpp_task_t* task = &staged->tasks[run->target];
   const jpp_copy_t* copy = &instr->call->copies[result];
   jpp_buffer_t** out_buffer = &actor->results[device][result];
-  jpp_copying_t c = {.client = runtime->client,
+  jpp_copying_t c = {.runtime = runtime,
                      .type = &instr->call->shard_types[result],
                      .device = actor->devices[device]};
-  if (copy->input == JPP_NONE) return copy_zeros(runtime, &c, out_buffer);
+  if (copy->input == JPP_NONE) return copy_zeros(&c, out_buffer);
   uint64_t rows = run->microbatch < copy->last ? run->microbatch : copy->last;
   uint32_t reg = instr->operands[copy->input];
   c.source = actor->regs[(size_t)reg * runtime->devices_per_rank + device];

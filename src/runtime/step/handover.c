@@ -17,16 +17,17 @@ static jpp_outcome_t* find_failed_arg(const jpp_runtime_t* runtime,
   return NULL;
 }
 
-// Receives from other processes in the meantime.
+// Exchanges messages with other processes in the meantime.
 static bool progress_network(void* user) {
   jpp__network_progress(user);
   return false;
 }
 
-// Arguments that the runtime's own steps make exist already, because steps are issued in
-// order, unless a step failed.
+// An argument that an earlier step of this runtime makes exists already, because steps
+// are issued in order; only results of other runtimes are waited for.
 static void await_args(jpp_runtime_t* runtime, const jpp_step_t* step) {
-  const jpp_interrupt_t listening = {.requested = progress_network, .user = runtime};
+  const jpp_interrupt_t listening = {
+      .requested = progress_network, .user = runtime, .period_us = kJppNetworkPeriodUs};
   for (uint32_t a = 0; a < runtime->params.count; ++a) {
     jpp__array_await_issue(step->args[a], runtime->network ? &listening : NULL);
   }

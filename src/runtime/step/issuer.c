@@ -56,6 +56,12 @@ static round_t issue_round(jpp_runtime_t* runtime, uint32_t first, uint32_t shar
   return round;
 }
 
+// No rank advanced in a whole round. A round also ends when the step is halted, and then
+// proves nothing.
+static void note_stuck(jpp_runtime_t* runtime) {
+  if (!jpp__step_is_halted(runtime, runtime->step)) runtime->step->halt = JPP_HALT_STUCK;
+}
+
 void jpp__issuer_share(jpp_runtime_t* runtime, uint32_t thread) {
   jpp_crew_t* crew = &runtime->crew;
   uint32_t ranks = runtime->plan->ranks, threads = crew->num_helpers + 1;
@@ -67,7 +73,7 @@ void jpp__issuer_share(jpp_runtime_t* runtime, uint32_t thread) {
     if (round.all_done) break;
     if (round.some) continue;
     if (alone && !round.shared && atomic_load(&crew->progress) == seen) {
-      runtime->step->halt = JPP_HALT_STUCK;
+      note_stuck(runtime);
     } else {
       alone = !jpp__crew_await_progress(crew, seen);
     }
@@ -131,7 +137,7 @@ const jpp_actor_t* jpp__issuer_run(jpp_runtime_t* runtime) {
     } else if (runtime->network) {
       late = wait_for_network(runtime, quiet_since, idle_rounds++);
     } else {
-      runtime->step->halt = JPP_HALT_STUCK;
+      note_stuck(runtime);
     }
   }
   return late;

@@ -91,6 +91,10 @@ static jpp_status_t* copy_devices(jpp_runtime_t* runtime,
 static jpp_status_t* copy_processes(jpp_runtime_t* runtime,
                                     const jpp_runtime_options_t* options) {
   uint32_t ranks = runtime->plan->ranks;
+  runtime->stall_timeout_ms =
+      options->stall_timeout_ms ? options->stall_timeout_ms : kStallMs;
+  runtime->step_timeout_ms =
+      options->step_timeout_ms ? options->step_timeout_ms : kStepMs;
   if (!options->rank_process) return NULL;
   if (!options->network || jpp_transport_form(options->network) != JPP_TRANSPORT_BYTES) {
     return jpp_status_make(JPP_INVALID_ARGUMENT,
@@ -98,10 +102,6 @@ static jpp_status_t* copy_processes(jpp_runtime_t* runtime,
                            "ranks, found none");
   }
   runtime->process = options->process;
-  runtime->stall_timeout_ms =
-      options->stall_timeout_ms ? options->stall_timeout_ms : kStallMs;
-  runtime->step_timeout_ms =
-      options->step_timeout_ms ? options->step_timeout_ms : kStepMs;
   return jpp__arena_copy(&runtime->arena, options->rank_process,
                          ranks * sizeof(*options->rank_process),
                          (void**)&runtime->rank_process);

@@ -80,7 +80,7 @@ struct jpp_runtime {
   atomic_bool broken;
   // When the failure was first known; nanoseconds, 0: no failure.
   _Atomic int64_t failed_at;
-  atomic_bool given_up;    // devices did not finish a step in time after the failure
+  atomic_bool given_up;    // devices did not finish a failed step in time
   jpp_status_t* breakage;  // the reason; under the arrays' lock
   bool breakage_told;      // whether it was reported; under the same lock
   atomic_uint checks_wanted;

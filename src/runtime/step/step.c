@@ -384,8 +384,8 @@ static jpp_status_t* await_step(jpp_runtime_t* runtime, jpp_step_t* step) {
     jpp_status_free(failure);
     return either(known, cancelled_error());
   }
-  if (!is_hopeless(runtime)) return either(failure, known);
   atomic_store(&runtime->given_up, true);
+  if (!is_hopeless(runtime)) return either(failure, known);
   known = either(known, failure);
   if (!known) known = jpp__runtime_breakage(runtime);
   return known ? known : cancelled_error();

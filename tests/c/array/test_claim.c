@@ -42,7 +42,7 @@ static bool may_take(const scene_t* scene) {
   for (uint32_t a = 0; a < scene->count; ++a) {
     if (scene->given[a] == kArrays) continue;
     uint32_t root = scene->root[scene->given[a]];
-    if (scene->deleted[root]) return false;
+    if (scene->deleted[scene->given[a]] || scene->deleted[root]) return false;
     for (uint32_t b = 0; b < scene->count; ++b) {
       if (b == a || scene->given[b] == kArrays) continue;
       if (scene->donated[a] && scene->root[scene->given[b]] == root) return false;

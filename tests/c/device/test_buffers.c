@@ -58,6 +58,7 @@ static void test_scalar_and_empty_arrays(void** state) {
                             .dims = dims};
   ASSERT_OK(jpp_client_buffer_from_host(client, &empty, 0, &buffer));
   ASSERT_OK(jpp_client_buffer_read(client, buffer, &back, 0));
+  ASSERT_OK(jpp_client_buffer_read(client, buffer, NULL, 0));
   jpp_client_buffer_destroy(client, buffer);
 }
 

@@ -411,11 +411,30 @@ static void test_a_failed_step_does_not_wait_long(void** state) {
   pthread_join(thread, NULL);
   ASSERT_FAILS(status, JPP_EXECUTION_ERROR, ": execute: injected failure of call");
   assert_true(held);
+  assert_true(jpp_runtime_has_given_up(model->runtime));
   expect_no_outputs(model);
   model_take_back(model);
   model_expect_clean(model);
   model_run(model, after);
   assert_memory_equal(after, before, model->graph->num_outputs * sizeof(float));
+  model_destroy(model);
+  free(text);
+}
+
+// The runs that do not depend on the failed one end after it, but soon.
+static void test_a_failed_step_waits_for_its_runs(void** state) {
+  (void)state;
+  char* text = model_chain(3, 3, 8);
+  model_t* model =
+      model_create(text, (model_options_t){.device_threads = 1, .latency_us = 40000});
+  model_give(model);
+  ASSERT_OK(
+      jpp_fake_set_failure(model->client, (jpp_fake_failure_t){.at = 2, .async = true}));
+  ASSERT_FAILS(model_step(model), JPP_EXECUTION_ERROR, ": execute: injected failure of");
+  assert_false(jpp_runtime_has_given_up(model->runtime));
+  expect_no_outputs(model);
+  model_take_back(model);
+  model_expect_clean(model);
   model_destroy(model);
   free(text);
 }
@@ -461,6 +480,7 @@ int main(void) {
       cmocka_unit_test(test_create_may_fail_at_every_allocation),
       cmocka_unit_test(test_a_step_is_cancelled),
       cmocka_unit_test(test_a_failed_step_does_not_wait_long),
+      cmocka_unit_test(test_a_failed_step_waits_for_its_runs),
       cmocka_unit_test(test_a_failure_in_a_slow_call_is_noticed),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
