@@ -94,9 +94,9 @@ typedef struct jpp_memory_point {
 } jpp_memory_point_t;
 
 // Walks one actor of a proved plan. Point 0 is before the first instruction; point i + 1
-// is after instruction i, when its donated args are gone: program->num_instrs + 1 points
-// in all. JPP_INVALID_ARGUMENT for an unknown rank, and unless `count`, the length of
-// `out_points`, is that number.
+// is after instruction i, when its donated args are gone, and the last one has the copies
+// of outputs too: program->num_instrs + 1 points in all. JPP_INVALID_ARGUMENT for an
+// unknown rank, and unless `count`, the length of `out_points`, is that number.
 JPP_API jpp_status_t* jpp_check_memory_curve(const jpp_plan_t* plan, uint32_t rank,
                                              uint32_t count,
                                              jpp_memory_point_t* out_points) JPP_MUST_USE;

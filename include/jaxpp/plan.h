@@ -66,6 +66,7 @@ typedef struct jpp_plan_options {
 typedef struct jpp_planned {
   const jpp_graph_t* graph;  // borrowed
   uint32_t ranks;
+  uint32_t channel_slots;                  // as in jpp_plan_options_t
   const bool* offload;                     // [ranks] that offload activations
   const jpp_schedule_t* const* schedules;  // [graph->num_loops]
   const jpp_staged_t* staged;

@@ -41,7 +41,6 @@ typedef struct jpp_planfile_layout {
 typedef struct jpp_planfile_contents {
   size_t struct_size;            // sizeof(jpp_planfile_contents_t)
   const jpp_planned_t* planned;  // complete: every part was made
-  uint32_t channel_slots;        // the channel_slots of its jpp_plan_options_t
   uint32_t steps_in_flight;      // as in jpp_runtime_options_t
   const char* platform;          // of the devices that the modules are for: "cpu"
   const char* format;            // of the modules, as in jpp_compile_request_t

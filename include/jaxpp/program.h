@@ -83,9 +83,11 @@ typedef struct jpp_program {
   const jpp_program_output_t* outputs;
   // Bytes in the memory of each device of the actor. A result that takes over a donated
   // arg's memory counts once. Receive slots are reserved for the whole step.
-  uint64_t peak_bytes;       // the largest sum of live registers, receive slots included
-  uint64_t reserved_bytes;   // receive slots
-  uint32_t peak_instr;       // the instruction at which the peak is reached
+  uint64_t peak_bytes;      // the largest sum of live registers, receive slots included
+  uint64_t reserved_bytes;  // receive slots
+  // The instruction at which the peak is reached; num_instrs: after the last one, when
+  // outputs are copied.
+  uint32_t peak_instr;
   uint64_t peak_host_bytes;  // the largest sum in pinned host memory, for each device
 } jpp_program_t;
 

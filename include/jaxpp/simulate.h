@@ -117,7 +117,7 @@ JPP_API jpp_status_t* jpp_schedule_simulate(
 typedef struct jpp_spmd_simulation {
   uint64_t turns;         // forward; the same number back
   double forward_turn;    // the time of one, including the transfer
-  double backward_turn;   // including recomputation
+  double backward_turn;   // including recomputation; 0 without backwards
   double makespan;        // turns * (forward_turn + backward_turn)
   double lost;            // part of the makespan: turns in which a rank's work is wasted
   double rematerialised;  // part of the makespan: recomputation
@@ -128,8 +128,9 @@ typedef struct jpp_spmd_simulation {
 
 // Uses the simulation's stages, ranks, microbatches and costs; `transfer` follows each
 // turn. With `rematerialise`, a stage keeps only its input, and runs again for its
-// backward. JPP_INVALID_ARGUMENT unless every rank has the same number of stages and, if
-// that is more than one, the number of microbatches is a multiple of the ranks.
+// backward. JPP_INVALID_ARGUMENT unless the simulation keeps all activations, every rank
+// has the same number of stages and, if that is more than one, the number of microbatches
+// is a multiple of the ranks.
 JPP_API jpp_status_t* jpp_simulate_spmd(const jpp_simulation_t* simulation,
                                         double transfer, bool rematerialise,
                                         jpp_spmd_simulation_t* out_spmd) JPP_MUST_USE;

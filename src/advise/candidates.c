@@ -50,6 +50,7 @@ jpp_status_t* jpp__candidates_plan(const jpp_candidates_t* candidates,
   }
   jpp_plan_options_t options = {.struct_size = sizeof(options),
                                 .ranks = candidates->ranks,
+                                .channel_slots = candidates->channel_slots,
                                 .loops = sources,
                                 .offload = candidates->offload,
                                 .offload_over = candidates->offload_over,

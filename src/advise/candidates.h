@@ -9,7 +9,9 @@
 typedef struct jpp_candidates {
   const jpp_graph_t* graph;
   uint32_t ranks;
-  const bool* offload;  // this and the next: as in jpp_plan_options_t; NULL at first
+  // This and the next two are as in jpp_plan_options_t; 0 or NULL at first.
+  uint32_t channel_slots;
+  const bool* offload;
   const jpp_memory_limits_t* offload_over;
   const jpp_memory_limits_t* limits;
   // [graph values] on one device; 0: unknown.

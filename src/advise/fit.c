@@ -164,6 +164,8 @@ static jpp_status_t* append_advice(const jpp_planned_t* planned,
   fitter_t f = {.planned = planned};
   jpp_status_t* status =
       jpp__candidates_init(&f.candidates, planned->graph, planned->plan, limits);
+  f.candidates.offload = planned->offload;
+  f.candidates.channel_slots = planned->channel_slots;
   if (!status) status = find_fit(&f);
   if (!status) append_fit(&f, str);
   jpp__candidates_deinit(&f.candidates);

@@ -175,7 +175,7 @@ static jpp_status_t* begin_walk(jpp_walk_t* w) {
   for (uint32_t i = 0; i < w->program->num_registers; ++i) {
     w->registers[i] = (jpp_content_t){.value = JPP_NONE, .microbatch = JPP_NONE};
     w->reads[i] = (jpp_last_read_t){.instr = JPP_NONE};
-    w->c->handed[i] = 0;
+    w->c->handed_out[i] = false;
   }
   uint64_t reserved = 0;
   for (uint32_t i = 0; i < w->c->plan->num_channels; ++i) {
@@ -405,10 +405,8 @@ static jpp_status_t* check_instr(jpp_walk_t* w) {
 
 // --- After the last instruction ------------------------------------------------------
 
-enum { kHandedOut = 1, kCopied = 2 };  // flags of a register
-
 static jpp_status_t* check_output(const jpp_walk_t* w, const jpp_program_output_t* output,
-                                  uint8_t* seen, uint8_t* handed) {
+                                  uint8_t* seen, bool* handed_out) {
   char text[JPP_CHECK_TEXT_SIZE];
   const jpp_staged_t* staged = w->c->staged;
   JPP_RETURN_IF_ERROR(check_register(w, output->reg));
@@ -428,23 +426,23 @@ static jpp_status_t* check_output(const jpp_walk_t* w, const jpp_program_output_
   snprintf(text, sizeof(text), "output %u", output->output);
   JPP_RETURN_IF_ERROR(
       jpp__walk_check_memory(w, content, staged->values[value].type.memory, text));
-  bool taken = content->owner != JPP_OWNER_PROGRAM || handed[output->reg] & kHandedOut;
+  bool taken = content->owner != JPP_OWNER_PROGRAM || handed_out[output->reg];
   if (!output->copy && taken) {
     return jpp__walk_fail(w,
                           "output %u returns register %u, which the program does not own",
                           output->output, output->reg);
   }
-  handed[output->reg] |= output->copy ? kCopied : kHandedOut;
+  if (!output->copy) handed_out[output->reg] = true;
   return NULL;
 }
 
-static jpp_status_t* check_outputs(const jpp_walk_t* w, uint8_t* handed) {
+static jpp_status_t* check_outputs(const jpp_walk_t* w, bool* handed_out) {
   uint8_t* seen = NULL;
   const jpp_staged_t* staged = w->c->staged;
   uint32_t outputs = staged->graph->num_outputs;
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&w->c->scratch, outputs, &seen));
   for (uint32_t i = 0; i < w->program->num_outputs; ++i) {
-    JPP_RETURN_IF_ERROR(check_output(w, &w->program->outputs[i], seen, handed));
+    JPP_RETURN_IF_ERROR(check_output(w, &w->program->outputs[i], seen, handed_out));
   }
   for (uint32_t i = 0; i < outputs; ++i) {
     if (seen[i]) continue;
@@ -454,12 +452,26 @@ static jpp_status_t* check_outputs(const jpp_walk_t* w, uint8_t* handed) {
   return NULL;
 }
 
-static jpp_status_t* check_nothing_left(const jpp_walk_t* w, const uint8_t* handed) {
+// Adds the memory of outputs that are copies.
+static jpp_status_t* add_copies(jpp_walk_t* w) {
+  const jpp_staged_t* staged = w->c->staged;
+  for (uint32_t i = 0; i < w->program->num_outputs; ++i) {
+    const jpp_program_output_t* output = &w->program->outputs[i];
+    if (!output->copy) continue;
+    uint32_t value = staged->outputs[output->output].value;
+    JPP_RETURN_IF_ERROR(add_live(w, staged->values[value].type.memory, w->c->kinds[value],
+                                 w->c->plan->value_bytes[value]));
+  }
+  note_live(w, w->program->num_instrs);
+  return NULL;
+}
+
+static jpp_status_t* check_nothing_left(const jpp_walk_t* w, const bool* handed_out) {
   char text[JPP_CHECK_TEXT_SIZE];
   for (uint32_t i = 0; i < w->program->num_registers; ++i) {
     const jpp_content_t* content = &w->registers[i];
     if (content->value == JPP_NONE || content->owner != JPP_OWNER_PROGRAM) continue;
-    if (handed[i] & kHandedOut) continue;
+    if (handed_out[i]) continue;
     return jpp__walk_fail(w, "register %u still holds %s at the end; it is not an output",
                           i, jpp__check_content_text(w->c, content, text));
   }
@@ -487,8 +499,9 @@ jpp_status_t* jpp__check_actor(jpp_checker_t* c, uint32_t rank) {
     note_live(&walk, walk.at + 1);
   }
   walk.instr = NULL;
-  JPP_RETURN_IF_ERROR(check_outputs(&walk, c->handed));
-  JPP_RETURN_IF_ERROR(check_nothing_left(&walk, c->handed));
+  JPP_RETURN_IF_ERROR(check_outputs(&walk, c->handed_out));
+  JPP_RETURN_IF_ERROR(add_copies(&walk));
+  JPP_RETURN_IF_ERROR(check_nothing_left(&walk, c->handed_out));
   if (walk.actor->peak_host_bytes != program->peak_host_bytes) {
     return jpp__walk_fail(&walk, "peak of %llu bytes in pinned_host; the plan says %llu",
                           (unsigned long long)walk.actor->peak_host_bytes,

@@ -17,7 +17,7 @@ static jpp_status_t* prepare_registers(jpp_checker_t* c) {
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&c->scratch, most, &c->next_of));
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&c->scratch, most, &c->previous_of));
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&c->scratch, JPP_CHECK_PAIRED, &c->paired));
-  return JPP_ARENA_ARRAY(&c->scratch, most, &c->handed);
+  return JPP_ARENA_ARRAY(&c->scratch, most, &c->handed_out);
 }
 
 static jpp_status_t* prepare_checker(jpp_checker_t* c) {
@@ -43,8 +43,19 @@ static jpp_status_t* prepare_checker(jpp_checker_t* c) {
   return jpp__check_kinds(c);
 }
 
+static jpp_status_t* check_output_ranks(const jpp_checker_t* c) {
+  for (uint32_t i = 0; i < c->staged->graph->num_outputs; ++i) {
+    uint32_t r = 0;
+    while (r < c->plan->ranks && !jpp_rank_set_has(c->staged->outputs[i].ranks, r)) ++r;
+    if (r < c->plan->ranks) continue;
+    return jpp_status_make(JPP_INTERNAL_ERROR, "output %u is left on no rank", i);
+  }
+  return NULL;
+}
+
 static jpp_status_t* check_all(jpp_checker_t* c) {
   JPP_RETURN_IF_ERROR(prepare_checker(c));
+  JPP_RETURN_IF_ERROR(check_output_ranks(c));
   JPP_RETURN_IF_ERROR(jpp__check_bindings(c));
   JPP_RETURN_IF_ERROR(jpp__check_copies(c));
   for (uint32_t r = 0; r < c->plan->ranks; ++r) {

@@ -85,9 +85,9 @@ typedef struct jpp_checker {
   jpp_content_t* before;
   uint32_t *next_of, *previous_of;
   jpp_paired_lists_t* paired;  // [JPP_CHECK_PAIRED] by `from`, the one found last
-  uint8_t* handed;
-  bool walks_all;     // visits repetitions too
-  uint64_t repeated;  // number of instructions that the walks did not visit
+  bool* handed_out;            // as an output that is not a copy
+  bool walks_all;              // visits repetitions too
+  uint64_t repeated;           // number of instructions that the walks did not visit
 } jpp_checker_t;
 
 // Instructions of an actor that repeat: one repetition is `length` instructions, and the

@@ -111,6 +111,8 @@ static void append_ranks(const jpp_check_report_t* report, const jpp_excess_t* e
     const jpp_instr_t* instr = &program->instrs[actor->peak_instr];
     jpp_str_appendf(str, ", at instruction %u (%s)", actor->peak_instr,
                     jpp__check_instr_text(&c, program, instr, text));
+  } else {
+    jpp_str_append(str, ", at the end, where results are copied");
   }
   jpp_str_append(str, "\n  ");
   jpp__check_append_kinds(actor->bytes_at_peak, str);
@@ -195,10 +197,10 @@ void jpp__check_next_step(const jpp_checker_t* c, uint32_t rank) {
   uint64_t batch = 0, taken = 0, results = 0;
   for (uint32_t i = 0; i < program->num_inputs; ++i) {
     uint32_t value = graph->args[program->inputs[i].arg].value;
-    if (program->inputs[i].owned) {
-      taken += bytes_of(c, value);
-    } else if (c->kinds[value] == JPP_BYTES_BATCH) {
+    if (c->kinds[value] == JPP_BYTES_BATCH) {  // a new array in each step
       batch += bytes_of(c, value);
+    } else if (program->inputs[i].owned) {
+      taken += bytes_of(c, value);
     }
   }
   for (uint32_t i = 0; i < program->num_outputs; ++i) {

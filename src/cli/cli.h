@@ -35,7 +35,8 @@ typedef struct jpp_cli_options {
   const char* output;
   const char* plugin;
   uint32_t steps, seed, cores;
-  double latency, transfer, optimizer, seconds, bandwidth, host_bandwidth, call, threads;
+  double latency, transfer, optimizer, bandwidth, host_bandwidth, call, threads;
+  double seconds;                                                       // -1: not given
   uint64_t memory_limit, activation_bytes, input_bytes, message_bytes;  // bytes
 } jpp_cli_options_t;
 

@@ -101,9 +101,10 @@ static jpp_status_t* read_lines(costs_reader_t* reader, char* text, size_t lengt
 
 // --- A measured step ------------------------------------------------------------------
 
+// Of a task, which may be divided into parts.
 typedef struct mean {
-  double sum;  // ms
-  uint32_t count;
+  double sum;      // ms, of all parts
+  uint32_t count;  // of first parts
 } mean_t;
 
 typedef struct stage_means {
@@ -136,9 +137,10 @@ static double milliseconds(const mean_t* mean) {
 // A whole backward counts half as input gradient.
 static jpp_status_t* set_cost(const costs_reader_t* reader, uint32_t stage,
                               const stage_means_t* means) {
-  if (!means->forward.count) {
+  // The forward may be part of the backward's task.
+  if (!means->forward.count && !means->whole.count && !means->input.count) {
     return jpp_status_make(JPP_PARSE_ERROR,
-                           "%s:1: the trace has no forward of stage %u; expected a step "
+                           "%s:1: the trace has no task of stage %u; expected a step "
                            "of %u stages",
                            reader->file, stage, reader->stages);
   }
@@ -154,7 +156,8 @@ static jpp_status_t* add_spans(const costs_reader_t* reader, const jpp_spans_t* 
                                stage_means_t* means) {
   for (size_t i = 0; i < trace->count; ++i) {
     const jpp_span_t* span = &trace->spans[i];
-    if (span->stage == JPP_NONE) continue;
+    jpp_task_kind_t kind = (jpp_task_kind_t)span->kind;
+    if (span->stage == JPP_NONE || kind == JPP_TASK_OUTER) continue;
     if (span->stage >= reader->stages) {
       return jpp_status_make(
           JPP_PARSE_ERROR,
@@ -162,10 +165,10 @@ static jpp_status_t* add_spans(const costs_reader_t* reader, const jpp_spans_t* 
           "to %u",
           reader->file, span->stage, span->name, reader->stages - 1);
     }
-    mean_t* mean = mean_of(&means[span->stage], (jpp_task_kind_t)span->kind);
+    mean_t* mean = mean_of(&means[span->stage], kind);
     if (!mean) continue;
     mean->sum += span->end - span->start;
-    ++mean->count;
+    mean->count += !strstr(span->name, "_part");
   }
   return NULL;
 }

@@ -5,9 +5,22 @@
 
 #include "cli/cli.h"
 
+// A task of a microbatch, as one: a plan may divide it into parts, such as fwd_0__1 and
+// fwd_0_part2__1.
+typedef struct task_time {
+  const char* name;  // of its first part
+  uint32_t rank;
+  double duration;  // ms, of all parts
+} task_time_t;
+
+typedef struct task_times {
+  task_time_t* data;  // [count] by name
+  size_t count;
+} task_times_t;
+
 typedef struct pair {
-  const jpp_span_t* predicted;
-  const jpp_span_t* measured;
+  const task_time_t* predicted;
+  const task_time_t* measured;
 } pair_t;
 
 typedef struct pairs {
@@ -15,55 +28,74 @@ typedef struct pairs {
   size_t count;
 } pairs_t;
 
+static double duration_of(const jpp_span_t* span) { return span->end - span->start; }
+
+// Skips "_part" and a number.
+static const char* skip_part(const char* at) {
+  const char* digits = at + 5;
+  size_t count = strncmp(at, "_part", 5) ? 0 : strspn(digits, "0123456789");
+  return count ? digits + count : at;
+}
+
+// Compares names of tasks; all parts of a task are equal.
+static int compare_tasks(const char* a, const char* b) {
+  for (;; ++a, ++b) {
+    a = skip_part(a);
+    b = skip_part(b);
+    if (*a != *b || !*a) return (*a > *b) - (*a < *b);
+  }
+}
+
 static int by_name(const void* a, const void* b) {
   const jpp_span_t* x = *(const jpp_span_t* const*)a;
   const jpp_span_t* y = *(const jpp_span_t* const*)b;
-  int order = strcmp(x->name, y->name);
+  int order = compare_tasks(x->name, y->name);
+  if (!order) order = strcmp(x->name, y->name);
   return order ? order : (x > y) - (x < y);
 }
 
-// Sorts the trace's spans by name, and keeps the first span of each name.
-static jpp_status_t* index_names(const jpp_spans_t* trace, const jpp_span_t*** out_index,
-                                 size_t* out_count) {
+// Adds up the parts of each task; of several spans with the same name only the first one
+// counts.
+static jpp_status_t* add_parts(const jpp_spans_t* trace, task_times_t* times) {
   const jpp_span_t** index = NULL;
+  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(trace->count, &times->data));
   JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(trace->count, &index));
   for (size_t i = 0; i < trace->count; ++i) index[i] = &trace->spans[i];
   qsort((void*)index, trace->count, sizeof(*index), by_name);
-  *out_count = 0;
   for (size_t i = 0; i < trace->count; ++i) {
-    if (i && !strcmp(index[i]->name, index[*out_count - 1]->name)) continue;
-    index[(*out_count)++] = index[i];
-  }
-  *out_index = index;
-  return NULL;
-}
-
-static int compare_name(const void* name, const void* span) {
-  return strcmp(name, (*(const jpp_span_t* const*)span)->name);
-}
-
-// Pairs each predicted span with the first measured span of the same name, if there is
-// one.
-static jpp_status_t* match_names(const jpp_spans_t* predicted,
-                                 const jpp_spans_t* measured, pairs_t* pairs) {
-  const jpp_span_t** index = NULL;
-  size_t count = 0;
-  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(predicted->count, &pairs->data));
-  JPP_RETURN_IF_ERROR(index_names(measured, &index, &count));
-  for (size_t i = 0; i < predicted->count; ++i) {
-    const jpp_span_t* span = &predicted->spans[i];
-    const jpp_span_t** found =
-        bsearch(span->name, (void*)index, count, sizeof(*index), compare_name);
-    if (found) pairs->data[pairs->count++] = (pair_t){span, *found};
+    const jpp_span_t* span = index[i];
+    task_time_t* last = times->count ? &times->data[times->count - 1] : NULL;
+    if (i && !strcmp(index[i - 1]->name, span->name)) continue;
+    if (last && !compare_tasks(last->name, span->name)) {
+      last->duration += duration_of(span);
+    } else {
+      times->data[times->count++] = (task_time_t){
+          .name = span->name, .rank = span->rank, .duration = duration_of(span)};
+    }
   }
   jpp_free((void*)index);
   return NULL;
 }
 
-static double duration_of(const jpp_span_t* span) { return span->end - span->start; }
+static int compare_name(const void* name, const void* time) {
+  return compare_tasks(name, ((const task_time_t*)time)->name);
+}
+
+// Pairs each predicted task with the measured one, if there is one.
+static jpp_status_t* match_names(const task_times_t* predicted,
+                                 const task_times_t* measured, pairs_t* pairs) {
+  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(predicted->count, &pairs->data));
+  for (size_t i = 0; i < predicted->count; ++i) {
+    const task_time_t* found =
+        bsearch(predicted->data[i].name, measured->data, measured->count,
+                sizeof(*measured->data), compare_name);
+    if (found) pairs->data[pairs->count++] = (pair_t){&predicted->data[i], found};
+  }
+  return NULL;
+}
 
 static double drift_of(const pair_t* pair) {
-  return duration_of(pair->measured) - duration_of(pair->predicted);
+  return pair->measured->duration - pair->predicted->duration;
 }
 
 static int by_drift(const void* a, const void* b) {
@@ -80,8 +112,8 @@ static void append_tasks(pairs_t* pairs, jpp_str_t* out) {
   for (size_t i = 0; i < pairs->count && i < kMostTasks; ++i) {
     const pair_t* pair = &pairs->data[i];
     jpp_str_appendf(out, "%-20s %4u %10.3f %10.3f %+10.3f\n", pair->predicted->name,
-                    pair->measured->rank, duration_of(pair->predicted),
-                    duration_of(pair->measured), drift_of(pair));
+                    pair->measured->rank, pair->predicted->duration,
+                    pair->measured->duration, drift_of(pair));
   }
   if (pairs->count > kMostTasks) {
     jpp_str_appendf(out, "... and %zu tasks that drift less\n",
@@ -132,13 +164,16 @@ static void append_ranks(const jpp_spans_t* predicted, const jpp_spans_t* measur
 
 jpp_status_t* jpp_cli_drift(const jpp_cli_options_t* options, jpp_str_t* out) {
   jpp_spans_t *predicted = NULL, *measured = NULL;
+  task_times_t predicted_times = {0}, measured_times = {0};
   pairs_t pairs = {0};
   const char* const* files = options->words;
   jpp_status_t* status = jpp_cli_read_traces(files, 1, &predicted);
   if (!status) {
     status = jpp_cli_read_traces(files + 1, options->num_words - 1, &measured);
   }
-  if (!status) status = match_names(predicted, measured, &pairs);
+  if (!status) status = add_parts(predicted, &predicted_times);
+  if (!status) status = add_parts(measured, &measured_times);
+  if (!status) status = match_names(&predicted_times, &measured_times, &pairs);
   if (!status) {
     double before = predicted->end - predicted->begin;
     double after = measured->end - measured->begin;
@@ -147,11 +182,13 @@ jpp_status_t* jpp_cli_drift(const jpp_cli_options_t* options, jpp_str_t* out) {
                     "(%+.1f%%)\n%zu of %zu predicted tasks were measured\n",
                     before, after, after - before,
                     before > 0 ? 100 * (after / before - 1) : 0, pairs.count,
-                    predicted->count);
+                    predicted_times.count);
     append_ranks(predicted, measured, out);
     append_tasks(&pairs, out);
   }
   jpp_free(pairs.data);
+  jpp_free(measured_times.data);
+  jpp_free(predicted_times.data);
   jpp_spans_destroy(measured);
   jpp_spans_destroy(predicted);
   return status;

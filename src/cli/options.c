@@ -236,7 +236,7 @@ static jpp_status_t* parse_flag(const jpp_cli_command_t* command, int count,
 
 jpp_status_t* jpp_cli_parse(const jpp_cli_command_t* command, int count,
                             char* const* words, jpp_cli_options_t* out_options) {
-  jpp_cli_options_t options = {.grace = -1};
+  jpp_cli_options_t options = {.grace = -1, .seconds = -1};
   *out_options = options;
   bool launches = command->flags & JPP_FLAG_LAUNCH;
   bool more = command->flags & JPP_FLAG_MORE_WORDS;

@@ -149,7 +149,7 @@ jpp_status_t* jpp_cli_schedule_search(const jpp_cli_options_t* options, jpp_str_
                                  .activation_bytes = options->activation_bytes,
                                  .input_bytes = options->input_bytes,
                                  .host_bandwidth = options->host_bandwidth,
-                                 .seconds = options->seconds > 0 ? options->seconds : 5,
+                                 .seconds = options->seconds < 0 ? 5 : options->seconds,
                                  .progress = print_progress};
   jpp_search_result_t result;
   jpp_status_t* status = jpp_schedule_search(&search, &result);

@@ -428,6 +428,13 @@ jpp_status_t* jpp_graph_set_partial(jpp_graph_t* graph, uint32_t loop,
   return jpp__graph_verify_op(graph, graph->loops[loop].op);
 }
 
+bool jpp__graph_has_shards(const jpp_graph_t* graph) {
+  for (uint32_t v = 0; v < graph->num_values; ++v) {
+    if (graph->values[v].type.shards > 1) return true;
+  }
+  return false;
+}
+
 jpp_status_t* jpp_graph_set_sharded(jpp_graph_t* graph) {
   JPP_RETURN_IF_NULL(graph);
   graph->sharded = true;
@@ -461,9 +468,7 @@ jpp_status_t* jpp_graph_builder_finish(jpp_graph_builder_t* builder,
   }
   JPP_RETURN_IF_ERROR(note(builder, builder_move_arrays(builder)));
   *out_graph = &builder->storage->graph;
-  for (uint32_t v = 0; v < (*out_graph)->num_values; ++v) {
-    if ((*out_graph)->values[v].type.shards > 1) (*out_graph)->sharded = true;
-  }
+  (*out_graph)->sharded = jpp__graph_has_shards(*out_graph);
   builder->storage = NULL;
   return NULL;
 }

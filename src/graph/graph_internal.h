@@ -18,6 +18,8 @@ typedef struct jpp_graph_storage {
 
 // Checks every op: uses after definitions, types of marks and sums, results of loops in
 // range. It checks against the ops up to this one. JPP_GRAPH_ERROR names the op.
+// Whether a type is divided over devices.
+bool jpp__graph_has_shards(const jpp_graph_t* graph);
 jpp_status_t* jpp__graph_verify_op(const jpp_graph_t* graph, uint32_t id) JPP_MUST_USE;
 jpp_status_t* jpp__graph_verify_arg(const jpp_graph_t* graph,
                                     uint32_t index) JPP_MUST_USE;

@@ -24,6 +24,7 @@ typedef struct parser {
   JPP_VEC(jpp_loop_result_t) results;
   jpp_u32_vec_t ranks;
   bool in_loop;
+  bool sharded;  // the header says so
 } parser_t;
 
 static bool at_punct(const parser_t* p, const char* text) {
@@ -472,6 +473,8 @@ static jpp_status_t* parse_header(parser_t* p) {
     JPP_RETURN_IF_ERROR(jpp__lexer_next(&p->lexer));
     JPP_RETURN_IF_ERROR(parse_u32(p, "a number of ranks", &ranks));
   }
+  p->sharded = at_word(p, "sharded");
+  if (p->sharded) JPP_RETURN_IF_ERROR(jpp__lexer_next(&p->lexer));
   return jpp_graph_builder_create(name, ranks, &p->builder);
 }
 
@@ -489,7 +492,7 @@ static jpp_status_t* parse_graph(parser_t* p, jpp_graph_t** out_graph) {
   if (p->in_loop) return jpp__lexer_expected(&p->lexer, "'}' that closes the loop");
   JPP_RETURN_IF_ERROR_IN(jpp_graph_builder_finish(p->builder, out_graph), "%s",
                          p->lexer.file);
-  return NULL;
+  return p->sharded ? jpp_graph_set_sharded(*out_graph) : NULL;
 }
 
 jpp_status_t* jpp_graph_parse(const char* text, size_t length, const char* file,

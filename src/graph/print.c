@@ -88,7 +88,7 @@ void jpp__op_append(jpp_str_t* str, const jpp_value_t* values, const jpp_op_t* o
   if (op->flags & JPP_OP_EFFECT) jpp_str_append(str, " effect");
   if (op->flags & JPP_OP_COPY) jpp_str_appendf(str, " copies %u", op->attr);
   if (op->code) jpp_str_appendf(str, " code %u", op->code);
-  if (op->cost > 0) jpp_str_appendf(str, " cost %g", (double)op->cost);
+  if (op->cost > 0) jpp_str_appendf(str, " cost %.9g", (double)op->cost);
   if (op->where) {
     jpp_str_append(str, " at ");
     jpp__str_append_quoted(str, op->where);
@@ -175,6 +175,7 @@ jpp_status_t* jpp_graph_print(const jpp_graph_t* graph, char** out_text) {
   jpp_str_append(&str, "graph ");
   jpp__str_append_quoted(&str, graph->name);
   if (graph->ranks) jpp_str_appendf(&str, " ranks %u", graph->ranks);
+  if (graph->sharded && !jpp__graph_has_shards(graph)) jpp_str_append(&str, " sharded");
   jpp_str_append(&str, "\n");
   append_args(&str, graph);
   append_ops(&str, graph);

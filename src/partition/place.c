@@ -138,14 +138,15 @@ static bool sums_parts(const placer_t* c, const jpp_op_t* op) {
 // largest operand. The result is in c->scratch.
 static void home_of_mixed(const placer_t* c, const jpp_op_t* op) {
   memset(c->scratch, 0, c->p->words * sizeof(*c->scratch));
-  uint64_t largest = 0;
+  uint32_t largest = JPP_NONE;  // operand
+  const jpp_value_t* values = c->p->values.data;
   for (uint32_t i = 0; i < op->num_inputs; ++i) {
     uint32_t value = op->inputs[i];
     if (!is_fixed(c, value)) continue;
     if (op->kind == JPP_OP_SUM || op->kind == JPP_OP_ADD) {
       jpp__ranks_unite(c->scratch, home_at(c, value), c->p->words);
-    } else if (c->p->values.data[value].bytes > largest) {
-      largest = c->p->values.data[value].bytes;
+    } else if (largest == JPP_NONE || values[value].bytes > values[largest].bytes) {
+      largest = value;
       memcpy(c->scratch, home_at(c, value), c->p->words * sizeof(*c->scratch));
     }
   }

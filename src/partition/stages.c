@@ -320,6 +320,7 @@ static jpp_status_t* assign_segments(assigner_t* a) {
   }
   settle_by_operands(a);
   settle_effects(a);
+  settle_by_operands(a);  // ops that use the results of these effects
   JPP_RETURN_IF_ERROR(settle_by_users(a, claimed));
   split_backward_parts(a);
   return NULL;

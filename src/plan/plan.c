@@ -160,6 +160,7 @@ static jpp_status_t* make_parts(const jpp_plan_options_t* options,
   jpp_planned_t* planned = &storage->planned;
   jpp_plan_part_t last = options->last ? options->last : JPP_PART_CHECK;
   planned->ranks = options->ranks ? options->ranks : planned->graph->ranks;
+  planned->channel_slots = options->channel_slots;
   if (!planned->ranks) {
     return jpp_status_make(JPP_INVALID_ARGUMENT,
                            "neither the graph nor the options give the number of ranks");

@@ -325,11 +325,11 @@ static jpp_status_t* get_offload(const reader_t* r, uint32_t ranks, bool** out_o
 
 static jpp_status_t* plan_again(const reader_t* r, measured_t* measured) {
   storage_t* storage = r->storage;
-  jpp_planfile_contents_t* contents = &storage->file.contents;
   jpp_loop_schedule_t* loops = NULL;
   bool* offload = NULL;
-  uint32_t ranks = 0;
+  uint32_t ranks = 0, slots = 0;
   JPP_RETURN_IF_ERROR(get_u32(r, r->header, "ranks", &ranks));
+  JPP_RETURN_IF_ERROR(get_u32(r, r->header, "channel_slots", &slots));
   JPP_RETURN_IF_ERROR(get_offload(r, ranks, &offload));
   JPP_RETURN_IF_ERROR(
       JPP_ARENA_ARRAY(&storage->arena, storage->graph->num_loops, &loops));
@@ -341,12 +341,12 @@ static jpp_status_t* plan_again(const reader_t* r, measured_t* measured) {
                                 .ranks = ranks,
                                 .offload = offload,
                                 .loops = loops,
-                                .channel_slots = contents->channel_slots,
+                                .channel_slots = slots,
                                 .measure = give_bytes,
                                 .context = measured};
   JPP_RETURN_IF_ERROR_IN(jpp_plan_graph(storage->graph, &options, &storage->planned),
                          "plan file %s", r->path);
-  contents->planned = storage->planned;
+  storage->file.contents.planned = storage->planned;
   return NULL;
 }
 
@@ -372,8 +372,6 @@ static jpp_status_t* read_plan(reader_t* r) {
   JPP_RETURN_IF_ERROR(get_hash(r, "graph", &hashes->graph));
   JPP_RETURN_IF_ERROR(get_hash(r, "schedule", &hashes->schedule));
   JPP_RETURN_IF_ERROR(get_hash(r, "program", &hashes->program));
-  JPP_RETURN_IF_ERROR(
-      get_u32(r, r->header, "channel_slots", &storage->file.contents.channel_slots));
   JPP_RETURN_IF_ERROR(get_u32(r, r->header, "values", &measured.count));
   JPP_RETURN_IF_ERROR(get_blob(r, "graph", &text));
   JPP_RETURN_IF_ERROR(

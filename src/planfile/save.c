@@ -149,7 +149,7 @@ static json_t* header_to_json(const draft_t* draft) {
                    "devices_per_rank", (json_int_t)contents->devices_per_rank,          //
                    "device_ids", ids,                                                   //
                    "axes", axes_to_json(contents),                                      //
-                   "channel_slots", (json_int_t)contents->channel_slots,                //
+                   "channel_slots", (json_int_t)contents->planned->channel_slots,       //
                    "steps_in_flight", (json_int_t)contents->steps_in_flight,            //
                    "hashes", hashes_to_json(&draft->hashes),                            //
                    "schedules", schedules_to_json(planned),                             //

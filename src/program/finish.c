@@ -461,6 +461,16 @@ static uint64_t reserved_bytes(const jpp_program_builder_t* b, uint32_t rank) {
   return bytes;
 }
 
+// After the last instruction, outputs that are copies get memory of their own.
+static jpp_status_t* add_copies(finisher_t* f) {
+  for (size_t i = 0; i < f->draft->outputs.count; ++i) {
+    const jpp_program_output_t* output = &f->draft->outputs.data[i];
+    if (output->copy) JPP_RETURN_IF_ERROR(add_live_register(f, output->reg));
+  }
+  note_peak(f);
+  return NULL;
+}
+
 static jpp_status_t* finish_program(finisher_t* f) {
   jpp_program_t* program = f->program;
   program->reserved_bytes = reserved_bytes(f->b, program->rank);
@@ -475,6 +485,7 @@ static jpp_status_t* finish_program(finisher_t* f) {
     JPP_RETURN_IF_ERROR(finish_instr(f, at, draft, ids));
     ids += jpp__instr_num_args(f->b, draft) + jpp__instr_num_results(f->b, draft);
   }
+  JPP_RETURN_IF_ERROR(add_copies(f));
   program->num_instrs = (uint32_t)f->instrs.count;
   program->num_operands = (uint32_t)f->operands.count;
   program->num_operand_values = (uint32_t)f->operand_values.count;

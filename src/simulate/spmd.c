@@ -5,8 +5,17 @@
 
 static double larger(double a, double b) { return a > b ? a : b; }
 
-static jpp_status_t* check_shape(const jpp_schedule_t* schedule) {
+static jpp_status_t* check_shape(const jpp_simulation_t* simulation) {
+  const jpp_schedule_t* schedule = simulation->schedule;
   uint32_t ranks = schedule->ranks, stages = schedule->stages;
+  for (uint32_t r = 0; r < ranks; ++r) {
+    if (simulation->activations[r] == JPP_ACTIVATIONS_KEPT) continue;
+    return jpp_status_make(JPP_INVALID_ARGUMENT,
+                           "one SPMD program: expected a simulation whose ranks keep "
+                           "their activations, found "
+                           "that those of rank %u are %s",
+                           r, jpp_activations_name(simulation->activations[r]));
+  }
   if (stages % ranks) {
     return jpp_status_make(
         JPP_INVALID_ARGUMENT,
@@ -24,25 +33,37 @@ static jpp_status_t* check_shape(const jpp_schedule_t* schedule) {
   return NULL;
 }
 
+static bool has_backward(const jpp_schedule_t* schedule) {
+  const jpp_schedule_row_t* row = &schedule->rows[0];
+  for (uint32_t i = 0; i < row->count; ++i) {
+    uint8_t kind = row->tasks[i].kind;
+    if (kind == JPP_TASK_BWD || kind == JPP_TASK_BWD_I) return true;
+  }
+  return false;
+}
+
 jpp_status_t* jpp_simulate_spmd(const jpp_simulation_t* simulation, double transfer,
                                 bool rematerialise, jpp_spmd_simulation_t* out_spmd) {
   JPP_RETURN_IF_NULL(simulation, out_spmd);
   const jpp_schedule_t* schedule = simulation->schedule;
   *out_spmd = (jpp_spmd_simulation_t){0};
-  JPP_RETURN_IF_ERROR(check_shape(schedule));
+  JPP_RETURN_IF_ERROR(check_shape(simulation));
   double forward = 0, backward = 0, work = 0;
+  bool returns = has_backward(schedule);
   for (uint32_t s = 0; s < schedule->stages; ++s) {
     const jpp_cost_t* cost = &simulation->stage_costs[s];
     forward = larger(forward, cost->forward);
-    backward = larger(backward, cost->backward + cost->weight);
-    work += cost->forward + cost->backward + cost->weight;
+    double back = returns ? cost->backward + cost->weight : 0;
+    backward = larger(backward, back);
+    work += cost->forward + back;
   }
-  double again = rematerialise ? forward : 0;
+  double again = rematerialise && returns ? forward : 0;
   uint64_t per_rank = schedule->stages / schedule->ranks;
   uint64_t useful = schedule->microbatches * per_rank;
-  jpp_spmd_simulation_t spmd = {.turns = useful + schedule->ranks - 1,
-                                .forward_turn = forward + transfer,
-                                .backward_turn = again + backward + transfer};
+  jpp_spmd_simulation_t spmd = {
+      .turns = useful + schedule->ranks - 1,
+      .forward_turn = forward + transfer,
+      .backward_turn = returns ? again + backward + transfer : 0};
   spmd.makespan = (double)spmd.turns * (spmd.forward_turn + spmd.backward_turn);
   if (spmd.makespan > 0) {
     spmd.lost = (double)(spmd.turns - useful) / (double)spmd.turns;

@@ -260,6 +260,37 @@ class CliTest(CommandTest):
         self.assertIn("rank   3", run("plot", "zb-h1", *sizes).stdout)
         self.assert_refused(2, "ends in .svg", "plot", "zb-h1", *sizes, "-o", "x.png")
 
+    def test_parts_of_tasks_are_measured_together(self) -> None:
+        """A plan may divide a task, join the last forward with its backward, and have loops
+        with more stages."""
+
+        def span(name: str, stage: int, at: int, took: int) -> dict[str, object]:
+            where = {"ph": "X", "cat": "x", "pid": 0, "tid": stage % 2}
+            args = {"microbatch": int(name[-1]), "stage": stage}
+            return {"name": name, "ts": at, "dur": took * 1000, "args": args, **where}
+
+        spans = [span("loop1_fwd_7__0", 7, 0, 5)]
+        for m in range(2):
+            spans += [span(f"fwd_0__{m}", 0, 0, 10), span(f"fwd_0_part2__{m}", 0, 0, 30)]
+            spans += [span(f"bwd_1__{m}", 1, 0, 60), span(f"bwd_0__{m}", 0, 0, 60)]
+        whole = [span(f"fwd_0__{m}", 0, 0, 40) for m in range(2)]
+        with tempfile.TemporaryDirectory() as folder:
+            for name, events in {"a": whole, "b": spans}.items():
+                text = json.dumps({"traceEvents": events})
+                pathlib.Path(folder, f"{name}.json").write_text(text)
+            pathlib.Path(folder, "costs").write_text("0 40 30 30\n1 0 30 30\n")
+            sizes = ["simulate", "1f1b", "--stages=2", "--microbatches=2", "--costs"]
+            self.assertEqual(
+                run(*sizes, f"{folder}/b.json").stdout, run(*sizes, f"{folder}/costs").stdout
+            )
+            drift = run("drift", f"{folder}/a.json", f"{folder}/b.json").stdout
+            self.assertRegex(drift, r"fwd_0__0 +0 +40.000 +40.000 +\+0.000")
+
+    def test_one_program_keeps_its_activations(self) -> None:
+        sizes = ["simulate", "gpipe", "--stages=4", "--microbatches=8", "--spmd"]
+        self.assertEqual(run(*sizes).returncode, 0)
+        self.assert_refused(2, "of rank 0 are recomputed", *sizes, "--recompute")
+
     def test_search(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
             costs = pathlib.Path(folder, "costs")

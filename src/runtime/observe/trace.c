@@ -154,8 +154,8 @@ void jpp__trace_begin(jpp_runtime_t* runtime, jpp_step_t* step) {
   }
 }
 
-void jpp__trace_count(jpp_actor_t* actor, const jpp_actor_instr_t* instr) {
-  actor->live_bytes += (uint64_t)instr->live_bytes;
+void jpp__trace_count(jpp_actor_t* actor, int64_t bytes) {
+  actor->live_bytes += (uint64_t)bytes;
   uint64_t* peak = &actor->step->trace->peak_live_bytes;
   if (actor->live_bytes > *peak) *peak = actor->live_bytes;
 }

@@ -48,8 +48,8 @@ typedef struct jpp_tracer {
 jpp_status_t* jpp__trace_allocate(jpp_runtime_t* runtime) JPP_MUST_USE;
 // Called before the step is issued; traces it if tracing is on.
 void jpp__trace_begin(jpp_runtime_t* runtime, struct jpp_step* step);
-// Counts the live bytes that the instruction adds.
-void jpp__trace_count(struct jpp_actor* actor, const struct jpp_actor_instr* instr);
+// Counts bytes that are live on each device from now on; negative: no longer.
+void jpp__trace_count(struct jpp_actor* actor, int64_t bytes);
 // Records the end of a run that was issued at `issued`.
 jpp_status_t* jpp__trace_watch(struct jpp_actor* actor, uint32_t run,
                                int64_t issued) JPP_MUST_USE;

@@ -191,6 +191,17 @@ static jpp_status_t* watch_output(const jpp_actor_t* actor, uint32_t output) {
   return NULL;
 }
 
+// Counts the copies of outputs.
+static void count_copies(jpp_actor_t* actor) {
+  const jpp_plan_t* plan = actor->runtime->plan;
+  for (uint32_t i = 0; i < actor->program->num_outputs; ++i) {
+    const jpp_program_output_t* out = &actor->program->outputs[i];
+    if (!out->copy || actor->output_memories[i] != JPP_MEMORY_DEVICE) continue;
+    uint32_t value = plan->staged->outputs[out->output].value;
+    jpp__trace_count(actor, (int64_t)plan->value_bytes[value]);
+  }
+}
+
 static jpp_status_t* finish_output(const jpp_actor_t* actor, uint32_t output) {
   if (actor->program->outputs[output].copy) {
     uint32_t devices = actor->runtime->devices_per_rank;
@@ -252,6 +263,7 @@ static jpp_advance_t issue_end(jpp_actor_t* actor) {
     if (!status) continue;
     return stop_actor(actor, order, jpp__failure_locate_output(actor, i, status));
   }
+  if (actor->step->trace) count_copies(actor);
   actor->done = true;
   publish_position(actor, actor->program->num_instrs);
   return JPP_ADVANCE_SOME;
@@ -286,7 +298,7 @@ jpp_advance_t jpp__actor_advance(jpp_actor_t* actor) {
     }
     if (instr->wait) note_wait(actor, instr, done);
     if (!done) return actor->at > first ? JPP_ADVANCE_SOME : JPP_ADVANCE_BLOCKED;
-    if (actor->step->trace) jpp__trace_count(actor, instr);
+    if (actor->step->trace) jpp__trace_count(actor, instr->live_bytes);
     if (actor->flight) jpp__flight_note(actor->flight, actor->at);
     ++actor->at;
   }

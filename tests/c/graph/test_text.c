@@ -67,6 +67,23 @@ static void test_shards_survive(void** state) {
   jpp_text_free(printed);
 }
 
+static void test_sharded_graphs_without_shards_survive(void** state) {
+  (void)state;
+  jpp_graph_t* graph = NULL;
+  char* text = print_of("graph \"g\" ranks 2\narg %0 f32[4]\nout %0\n");
+  ASSERT_OK(jpp_graph_parse(text, strlen(text), "test", &graph));
+  assert_false(graph->sharded);
+  ASSERT_OK(jpp_graph_set_sharded(graph));
+  jpp_text_free(text);
+  ASSERT_OK(jpp_graph_print(graph, &text));
+  assert_memory_equal(text, "graph \"g\" ranks 2 sharded\n", 26);
+  jpp_graph_destroy(graph);
+  ASSERT_OK(jpp_graph_parse(text, strlen(text), "test", &graph));
+  assert_true(graph->sharded);
+  jpp_graph_destroy(graph);
+  jpp_text_free(text);
+}
+
 static void test_memories_survive(void** state) {
   (void)state;
   const char* text =
@@ -298,6 +315,7 @@ int main(void) {
       cmocka_unit_test(test_printed_graphs_are_as_their_golden_files),
       cmocka_unit_test(test_a_loop_may_have_no_results),
       cmocka_unit_test(test_shards_survive),
+      cmocka_unit_test(test_sharded_graphs_without_shards_survive),
       cmocka_unit_test(test_memories_survive),
       cmocka_unit_test(test_copies_survive),
       cmocka_unit_test(test_shards_are_printed_as_they_are_read),

@@ -342,6 +342,63 @@ static uint32_t operands_of_rank_1(uint32_t microbatches, const char* schedule) 
   return operands;
 }
 
+static void expect_planned(const char* text) {
+  planned_t planned;
+  ASSERT_OK(plan_text(text, NULL, &planned));
+  for (uint32_t i = 0; i < planned.graph->num_outputs; ++i) {
+    bool some = false;
+    for (uint32_t r = 0; r < planned.ranks; ++r) {
+      some = some || jpp_rank_set_has(planned.staged->outputs[i].ranks, r);
+    }
+    assert_true(some);
+  }
+  plan_free(&planned);
+}
+
+// Operands of different ranks, all without elements, give an op no rank by their sizes.
+static void test_ops_on_empty_arrays_have_a_rank(void** state) {
+  (void)state;
+  static const char kLoop[] =
+      "graph \"g\" ranks 2\narg %x f32[4,8]\narg %w0 f32[8,8]\narg %w1 f32[8,8]\n"
+      "arg %big f32[64,64]\n"
+      "loop microbatches 4 stages 2 schedule \"gpipe\" index %i {\n"
+      "  %xs:f32[1,8] = slice(%x, %i) cheap\n"
+      "  %a:f32[1,8] = dot(%xs, %w0) cost 128\n"
+      "  %e0:f32[0,8] = empty(%a) cost 1\n"
+      "  %am:f32[1,8] = @mark 0 (%a)\n"
+      "  %b:f32[1,8] = dot(%am, %w1) cost 128\n"
+      "  %e1:f32[0,8] = empty(%b) cost 1\n"
+      "  %bm:f32[1,8] = @mark 1 (%b)\n"
+      "} %r0:f32[0,8] = add %e0, %r1:f32[0,8] = add %e1\n";
+  static const char* const kEnds[] = {
+      "%c:f32[64,64] = concat(%r0, %r1, %big) cost 1\nout %c\n",
+      "= print(%r0, %r1) effect\nout %r0\nout %r1\n"};
+  for (int i = 0; i < 2; ++i) {
+    char text[1024];
+    snprintf(text, sizeof(text), "%s%s", kLoop, kEnds[i]);
+    expect_planned(text);
+  }
+}
+
+// What uses the result of an effect runs after it, also if only a later stage reads the
+// effect's operand.
+static void test_ops_follow_the_effect_that_they_use(void** state) {
+  (void)state;
+  expect_planned(
+      "graph \"g\" ranks 2\narg %x f32[4,2,8]\narg %w0 f32[8,8]\narg %w1 f32[8,8]\n"
+      "loop microbatches 4 stages 2 schedule \"gpipe\" index %i {\n"
+      "  %xi:f32[2,8] = slice(%x, %i) cheap\n"
+      "  %h0:f32[2,8] = dot(%xi, %w0) cost 256\n"
+      "  %m0:f32[2,8] = @mark 0 (%h0)\n"
+      "  %t:f32[] = io_callback(%w1) effect\n"
+      "  %a:f32[] = mul(%t)\n"
+      "  %h1:f32[2,8] = dot(%m0, %w1) cost 256\n"
+      "  %m1:f32[2,8] = @mark 1 (%h1)\n"
+      "  %l:f32[] = mean(%m1)\n"
+      "} %L:f32[] = add %l, %A:f32[] = add %a\n"
+      "out %L\nout %A\n");
+}
+
 static void test_more_microbatches_need_no_more_operands(void** state) {
   (void)state;
   const char* schedules[] = {"1f1b", "zb-h1"};
@@ -382,6 +439,8 @@ int main(void) {
       cmocka_unit_test(test_a_last_forward_that_is_sent_stays),
       cmocka_unit_test(test_a_small_stage_keeps_its_input_only),
       cmocka_unit_test(test_runs_of_a_task_share_their_values),
+      cmocka_unit_test(test_ops_on_empty_arrays_have_a_rank),
+      cmocka_unit_test(test_ops_follow_the_effect_that_they_use),
       cmocka_unit_test(test_more_microbatches_need_no_more_operands),
       cmocka_unit_test(test_every_allocation_may_fail),
   };
