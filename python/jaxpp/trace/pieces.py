@@ -16,6 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxpp.jax_internals.arrays import wrap_keys
 from jaxpp.trace.boxes import (
     Box,
     atoms,
@@ -75,12 +76,33 @@ class Piece:
         return self.cut(tuple(map(positions, common, self.box)), inside)
 
 
+def _sum(arrays: Iterable[Any]) -> Any:
+    """The sum of arrays of equal shapes; of booleans, whether one of them is true."""
+
+    def add(a: Any, b: Any) -> Any:
+        return (jax.lax.bitwise_or if a.dtype == jnp.bool_ else jax.lax.add)(a, b)
+
+    return functools.reduce(add, arrays)
+
+
+def _assembled_keys(pieces: Sequence[Piece], shape: Sequence[int], dtype: Any) -> Any:
+    """The same for PRNG keys, from their data."""
+    data = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct((), dtype))
+    found = [
+        Piece((*piece.box, *whole_box(data.shape)), jax.random.key_data(piece.shaped().array))
+        for piece in pieces
+    ]
+    return wrap_keys(_assembled(found, (*shape, *data.shape), data.dtype), dtype)
+
+
 def _assembled(pieces: Sequence[Piece], shape: Sequence[int], dtype: Any) -> Any:
     """An array assembled from zeros and disjoint pieces."""
-    if not pieces:
-        return jnp.zeros(shape, dtype)
     if len(pieces) == 1 and is_whole(pieces[0].box, shape):
         return pieces[0].shaped().array
+    if jnp.issubdtype(dtype, jax.dtypes.prng_key):
+        return _assembled_keys(pieces, shape, dtype)
+    if not pieces:
+        return jnp.zeros(shape, dtype)
     for axis, size in enumerate(shape):
         if len(beside := _beside(pieces, axis, size)) > 1:
             parts = [(*shape[:axis], len(own), *shape[axis + 1 :]) for own in beside]
@@ -95,7 +117,7 @@ def _assembled(pieces: Sequence[Piece], shape: Sequence[int], dtype: Any) -> Any
             for own, size in zip(piece.box, shape, strict=True)
         ]
         padded.append(jax.lax.pad(piece.shaped().array, zero, around))
-    return functools.reduce(jax.lax.add, padded)
+    return _sum(padded)
 
 
 def _beside(pieces: Sequence[Piece], axis: int, size: int) -> dict[range, list[Piece]]:
@@ -119,7 +141,7 @@ def _added(pieces: Iterable[Piece], more: Iterable[Piece]) -> list[Piece]:
         boxes = {p.box: None for p in (*meets, piece)}
         for box in atoms(list(boxes)) if len(boxes) > 1 else boxes:
             arrays = [own.shaped().array for p in (*meets, piece) if (own := p.within(box))]
-            found[box] = Piece(box, functools.reduce(jax.lax.add, arrays))
+            found[box] = Piece(box, _sum(arrays))
     return list(found.values())
 
 

@@ -117,7 +117,8 @@ class _Evaluator:
     def is_zero(self, value: Any) -> bool:
         value = self.scalars.get(id(value), value)
         known = not isinstance(value, jax.core.Tracer | Parted) and np.ndim(value) == 0
-        return known and not np.any(np.asarray(value))
+        is_key = jnp.issubdtype(getattr(value, "dtype", bool), jax.dtypes.prng_key)
+        return known and not is_key and not np.any(np.asarray(value))
 
     def equation(self, eqn: JaxprEqn, operands: list[Any]) -> list[Any]:
         if (known := fold(eqn, operands)) is not None:
@@ -284,6 +285,8 @@ class _Evaluator:
         """The step's result with all parts, in order."""
         if not isinstance(value, Parted):
             return value
+        if not value.pieces:
+            return value.whole
         shape, axis = value.aval.shape, self.axis_of(value)
         parts = value.of(sorted(value.pieces, key=lambda piece: piece.box[axis][0]))
         bounds = self.bounds_of(parts)
@@ -419,8 +422,13 @@ class _Evaluator:
         params = eqn.params
         operations = params["operations"]
         index = jax.ShapeDtypeStruct((), jnp.int32)
-        added = [isinstance(operation, Add) for operation in operations]
+        added = [type(operation) is Add for operation in operations]
         body, layouts = self.traced(params["body"].jaxpr, operands, index, added=added)
+        # A sum may have another dtype than its terms.
+        layouts = [
+            dataclasses.replace(o, aval=v.aval) if isinstance(o, Parted) else o
+            for o, v in zip(layouts, eqn.outvars, strict=True)
+        ]
         jaxpr = without_constants(drop_unused(body.jaxpr))
         pairs = zip(layouts, operations, strict=True)
         named = zip(layouts, params["names"], strict=True)

@@ -22,7 +22,14 @@ import pytest
 
 import jaxpp.api as jaxpp
 import models
-from equality import Problem, compiler_options, mesh_of, pipelined_step, usual_specs
+from equality import (
+    Problem,
+    compiler_options,
+    make_mesh,
+    mesh_of,
+    pipelined_step,
+    usual_specs,
+)
 
 HERE = pathlib.Path(__file__).parent
 
@@ -175,6 +182,13 @@ def test_two_loops(mesh2: Any, tmp_path: pathlib.Path) -> None:
     args = ([jnp.full(8, 1.5)] * 2, jnp.ones((3, 8)))
     here = jaxpp.mpmd_jit_with_loop(step, mesh2).compile(*args)
     assert_same_bits(save_and_load(here, tmp_path)(*args), here(*args))
+
+
+@pytest.mark.parametrize("axes", [{"data": 2}, {"model": 2}])
+def test_many_small_microbatches(axes: dict[str, int], tmp_path: pathlib.Path) -> None:
+    """Their sums would be joined on ranks of one device."""
+    here, args = compiled_step(models.mlp([1, 1], 16), jaxpp.GPipe(2), make_mesh(2, **axes))
+    assert_same_bits(trained(save_and_load(here, tmp_path), args, 2), trained(here, args, 2))
 
 
 def test_without_a_loop(mesh2: Any, tmp_path: pathlib.Path) -> None:

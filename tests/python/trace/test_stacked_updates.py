@@ -193,16 +193,100 @@ def joined(parts: list[Any], bounds: list[Any]) -> list[Any]:
     ]
 
 
+def assert_parts_compute_the_same(step: Any, args: list[Any]) -> Any:
+    """Returns the step in parts; None: it needs all leaves whole."""
+    closed = jax.make_jaxpr(step)(*args)
+    next_args = [*range(len(args) - 1)]
+    next_args += [_core.NONE] * (len(closed.out_avals) - len(next_args))
+    found, _ = part_step(closed, lambda k, axis: True, next_args[: len(closed.out_avals)])
+    if found is None:
+        return None
+    evaluate = jax.jit(jaxpr_as_fun(found.closed), compiler_options=compiler_options())
+    made = joined(evaluate(*in_parts(args, found.arguments)), found.results)
+    expected = jax.jit(step, compiler_options=compiler_options())(*args)
+    for ours, theirs in zip(made, expected, strict=True):
+        assert (ours.dtype, ours.shape) == (theirs.dtype, theirs.shape)
+        np.testing.assert_allclose(data_of(ours), data_of(theirs), rtol=2e-4, atol=1e-5)
+    return found
+
+
+def data_of(array: jax.Array) -> np.ndarray:
+    if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
+        return np.asarray(jax.random.key_data(array))
+    return np.asarray(array, float)
+
+
 @pytest.mark.parametrize("seed", [SEED] if SEED else range(1, TIMES + 1))
 def test_parts_compute_what_wholes_do(seed: int) -> None:
-    step, args = make_step(random.Random(seed))
-    closed = jax.make_jaxpr(step)(*args)
-    next_args = [*range(len(args) - 1), _core.NONE]
-    found, _ = part_step(closed, lambda k, axis: True, next_args)
-    expected = jax.jit(step, compiler_options=compiler_options())(*args)
-    if found is None:  # some rules need all leaves whole
-        return
-    evaluate = jax.jit(jaxpr_as_fun(found.closed), compiler_options=compiler_options())
-    made = evaluate(*in_parts(args, found.arguments))
-    for ours, theirs in zip(joined(made, found.results), expected, strict=True):
-        np.testing.assert_allclose(ours, theirs, rtol=2e-4, atol=1e-5)
+    assert_parts_compute_the_same(*make_step(random.Random(seed)))
+
+
+# --- Steps that went wrong --------------------------------------------------------------
+
+
+class Normed(jaxpp.Add):
+    def update(self, state: jax.Array, value: jax.Array, i: jax.Array) -> jax.Array:
+        return state + value / jnp.linalg.norm(value)
+
+
+class FromOne(jaxpp.Add):
+    def state(self, n: int, value: jax.ShapeDtypeStruct) -> jax.Array:
+        return jnp.ones(value.shape, value.dtype)
+
+
+def interleaved(x: jax.Array) -> jax.Array:
+    return jnp.stack([x[::2], x[1::2]], 1).reshape(-1, *x.shape[1:])
+
+
+SUM_IN_FLOAT = jaxpp.Add(dtype=jnp.float32)
+CASES: dict[str, tuple[Any, Any, Any]] = {
+    "an operation of the user": (Normed(), jnp.float32, lambda w, g, k: [w - g, g]),
+    "that begins with ones": (FromOne(), jnp.float32, lambda w, g, k: [w, g]),
+    "a sum of another dtype": (
+        SUM_IN_FLOAT,
+        jnp.bfloat16,
+        lambda w, g, k: [w - (0.1 * g).astype(w.dtype), jnp.sqrt(jnp.sum(g * g))],
+    ),
+    "no rows": (jaxpp.Add(), jnp.float32, lambda w, g, k: [w - g, w[5:], g[:0]]),
+    "booleans": (
+        jaxpp.Add(),
+        jnp.float32,
+        lambda w, g, k: [w - g, jnp.sort((jnp.abs(w) > 0.5).T.reshape(-1))],
+    ),
+    "keys": (
+        jaxpp.Add(),
+        jnp.float32,
+        lambda w, g, k: [w - g, interleaved(k[:4]), k[4:], k[5:]],
+    ),
+    "another key": (
+        jaxpp.Add(),
+        jnp.float32,
+        lambda w, g, k: [
+            w - g,
+            jnp.concatenate([jnp.broadcast_to(jax.random.key(9), (1,)), k[1:]]),
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_row_that_no_stage_reads(name: str) -> None:
+    operation, dtype, update = CASES[name]
+
+    def of_rows(w: Any, keys: Any, x: Any) -> Any:
+        for layer in range(4):
+            x = jnp.tanh(x @ w[layer]) + jax.random.normal(keys[layer], x.shape, x.dtype)
+            if layer == 1:
+                x = jaxpp.mark_stage_end(x)
+        return jnp.mean(x**2)
+
+    def step(w: Any, keys: Any, xs: Any) -> Any:
+        one = lambda x: jax.grad(of_rows)(w, keys, x)  # noqa: E731
+        grad = jaxpp.treduce(one, xs, jaxpp.Std1F1B(2), operation=operation)
+        return update(w, grad, keys)
+
+    keys = jax.random.split(jax.random.key(1), 5)
+    w = (jnp.sin(jnp.arange(80.0)) + 0.1).reshape(5, 4, 4).astype(dtype)
+    xs = jnp.cos(jnp.arange(24.0)).reshape(2, 3, 4).astype(dtype)
+    found = assert_parts_compute_the_same(step, [w, keys, xs])
+    assert found is not None and any(found.arguments)
