@@ -49,7 +49,7 @@ static void transfer_text(const jpp_checker_t* c, const jpp_program_t* program,
                           const jpp_instr_t* instr, char buffer[JPP_CHECK_TEXT_SIZE]) {
   char value[JPP_CHECK_TEXT_SIZE] = "?";
   bool send = instr->kind == JPP_INSTR_SEND;
-  if (instr->first_operand < program->num_operands) {
+  if (instr->first_value < program->num_operand_values) {
     jpp__check_value_text(c, program->operand_values[instr->first_value],
                           instr->microbatch, value);
   }

@@ -6,7 +6,7 @@
 
 typedef enum jpp_token_kind {
   JPP_TOKEN_END,
-  JPP_TOKEN_WORD,    // letters, digits, '_', '.', '-'; an op name, a keyword or a number
+  JPP_TOKEN_WORD,    // letters, digits, "_.+-"; an op name, a keyword or a number
   JPP_TOKEN_VALUE,   // %name: the text is the name
   JPP_TOKEN_MARKER,  // @name: the text is the name
   JPP_TOKEN_STRING,  // "...": the text is its contents, escapes resolved

@@ -246,7 +246,8 @@ static jpp_status_t* check_sizes(const reader_t* r, const jpp_schedule_rows_t* r
     return malformed(r, "microbatches", "no more than the schedule's rows have");
   }
   for (uint32_t s = 0; s < rows->stages; ++s) {
-    if (rows->stage_rank[s] >= rows->ranks) return malformed(r, "stage_rank", "ranks");
+    if (rows->stage_rank[s] >= rows->ranks)
+      return malformed(r, "stage_rank", "numbers of ranks");
   }
   return NULL;
 }
@@ -464,7 +465,8 @@ static jpp_status_t* read_contents(reader_t* r) {
   JPP_RETURN_IF_ERROR(
       get_blobs(r, "constants", &contents->num_constants, &contents->constants));
   JPP_RETURN_IF_ERROR(get_blob(r, "front", &contents->front));
-  if (r->at != r->storage->size) return malformed(r, "its end", "no further bytes");
+  if (r->at != r->storage->size)
+    return malformed(r, "the end", "no bytes behind the plan");
   jpp_status_t* status = jpp__planfile_check(contents);
   if (!status || jpp_status_code(status) == JPP_OUT_OF_MEMORY) return status;
   jpp_status_t* parse = jpp_status_make(JPP_PARSE_ERROR, "plan file %s: %s", r->path,

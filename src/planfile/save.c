@@ -254,6 +254,16 @@ static bool write_draft(FILE* file, const draft_t* draft) {
 }
 
 // Creates a file beside `path`; the caller frees its name. Returns NULL with errno set.
+static FILE* open_file(int descriptor, const char* name) {
+  FILE* file = fdopen(descriptor, "wb");
+  if (file) return file;
+  int error = errno;
+  close(descriptor);
+  unlink(name);
+  errno = error;
+  return NULL;
+}
+
 static FILE* open_scratch(const char* path, char** out_name) {
   static atomic_uint count;
   for (int tries = 0; tries < 100; ++tries) {
@@ -266,7 +276,7 @@ static FILE* open_scratch(const char* path, char** out_name) {
       return NULL;
     }
     int descriptor = open(*out_name, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-    if (descriptor >= 0) return fdopen(descriptor, "wb");
+    if (descriptor >= 0) return open_file(descriptor, *out_name);
     jpp_free(*out_name);
     *out_name = NULL;
     if (errno != EEXIST) return NULL;
@@ -291,7 +301,11 @@ static jpp_status_t* read_back(const char* scratch) {
 static jpp_status_t* write_file(const draft_t* draft, const char* path) {
   char* scratch = NULL;
   FILE* file = open_scratch(path, &scratch);
-  if (!file) return not_written(path, errno);
+  if (!file) {
+    int failure = errno;
+    jpp_free(scratch);
+    return not_written(path, failure);
+  }
   bool written = write_draft(file, draft);
   int error = errno;
   if (fclose(file) != 0 && written) {

@@ -136,7 +136,7 @@ typedef struct jpp_program_builder {
   // [microbatches of all loops] virtual registers of microbatch numbers; JPP_NONE:
   // unused.
   uint32_t* constants;
-  uint32_t* first_constant;  // [loops]
+  uint32_t* first_constant;  // [loops + 1]
   bool* takes_index;         // [tasks] the task takes the number of the microbatch
   // [values] the initial value of an accumulator's state.
   uint32_t* init_of;

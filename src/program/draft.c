@@ -1,5 +1,6 @@
 // Gives one rank's drafted instructions their operands: virtual registers, a new one for
 // each definition.
+#include <stdio.h>
 #include <string.h>
 
 #include "program/builder.h"
@@ -125,10 +126,15 @@ static jpp_status_t* missing_input(const jpp_program_builder_t* b, const jpp_tas
   uint32_t op = b->staged->values[value].producer;
   const char* where = op == JPP_NONE ? NULL : b->staged->ops[op].where;
   const char* name = op == JPP_NONE ? "argument" : b->staged->ops[op].name;
-  return jpp_status_make(JPP_SCHEDULE_ERROR,
-                         "%s of microbatch %d uses value %%%u (%s at %s) before any task "
-                         "has made it: the schedule runs a task before one that it needs",
-                         task->name, (int)microbatch, value, name, where ? where : "?");
+  char of_microbatch[32] = "";
+  if (microbatch != JPP_NONE) {
+    snprintf(of_microbatch, sizeof(of_microbatch), " of microbatch %u", microbatch);
+  }
+  return jpp_status_make(
+      JPP_SCHEDULE_ERROR,
+      "%s%s uses value %%%u (%s at %s) before any task has made it; the "
+      "schedule was proved, so this is a bug of the planner",
+      task->name, of_microbatch, value, name, where ? where : "?");
 }
 
 // An input that neither a task nor a message made: the microbatch number, or a state in

@@ -512,8 +512,11 @@ static jpp_status_t* run_search(search_t* search) {
 
 static jpp_status_t* check_search_options(const jpp_search_options_t* options) {
   if (!options->stages || !options->ranks || !options->microbatches) {
-    return jpp_status_make(JPP_INVALID_ARGUMENT,
-                           "search: expected at least 1 stage, rank and microbatch");
+    return jpp_status_make(
+        JPP_INVALID_ARGUMENT,
+        "search: expected at least 1 stage, rank and microbatch, found "
+        "%u, %u and %u",
+        options->stages, options->ranks, options->microbatches);
   }
   if (!isfinite(options->seconds) || options->seconds < 0) {
     return jpp_status_make(JPP_INVALID_ARGUMENT,

@@ -18,7 +18,7 @@ typedef struct jpp_offload_rank {
 typedef struct jpp_offload {
   const jpp_schedule_index_t* index;
   double move;                     // time for the activations of one stage and microbatch
-  uint32_t limit;                  // activations on a device; 0: any number
+  uint32_t limit;                  // activations on a device; UINT32_MAX: any number
   jpp_activations_t* activations;  // [ranks]
   double** moves;                  // [ranks][row count]; NULL: does not offload
   jpp_offload_rank_t* ranks;

@@ -143,7 +143,7 @@ def node_of_tree(tree: Any) -> tuple[Any, list[Any]]:
 
 # JAX 0.10.2, 0.11.2: PyTreeDef.from_node_data_and_children.
 def tree_of_node(node: tuple[type, Any], children: Sequence[Any]) -> Any:
-    """The inverse of `node_of`; ValueError for a type that is not a registered pytree."""
+    """The inverse of `node_of_tree`; ValueError for a type that is not a registered pytree."""
     try:
         return jax.tree_util.PyTreeDef.from_node_data_and_children(
             jax.tree_util.default_registry, node, children

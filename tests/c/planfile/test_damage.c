@@ -132,7 +132,7 @@ static void test_headers_that_say_something_else(void** state) {
                 "microbatches: expected no more than the schedule's rows have");
   change_header("\"microbatches\":4", "\"microbatches\":3", JPP_SCHEDULE_ERROR, "");
   change_header("\"stage_rank\":[0,1]", "\"stage_rank\":[0,7]", JPP_PARSE_ERROR,
-                "stage_rank: expected ranks");
+                "stage_rank: expected numbers of ranks");
   change_header("\"schedules\"", "\"schedulez\"", JPP_PARSE_ERROR,
                 "schedules: expected a list");
   change_header("\"platform\"", "\"platforn\"", JPP_PARSE_ERROR,
