@@ -59,7 +59,7 @@ static void test_bytes_behind_the_end_are_seen(void** state) {
   memcpy(bytes, g_bytes, g_size);
   ASSERT_FAILS(try_read(bytes, g_size + 1), JPP_PARSE_ERROR, "damaged or cut off");
   seal_bytes(bytes, g_size + 1);
-  ASSERT_FAILS(try_read(bytes, g_size + 1), JPP_PARSE_ERROR, "no further bytes");
+  ASSERT_FAILS(try_read(bytes, g_size + 1), JPP_PARSE_ERROR, "no bytes behind the plan");
   free(bytes);
 }
 
