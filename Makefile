@@ -44,7 +44,7 @@ wheel: $(VENV)/.tools ## dist/: a wheel for machines without compiler or libjans
 demo: $(VENV)/.installed ## train a small transformer as a pipeline, beside plain JAX
 	@$(PYTHON) examples/demo.py
 
-test: $(VENV)/.installed ## everything: C in three builds, golden texts, formats, types, pytest
+test: $(VENV)/.installed ## everything: C in two builds, golden texts, formats, types, pytest
 	@$(PYTHON) tools/run_tests.py
 
 asan: $(VENV)/.installed ## only the C tests under the address and undefined sanitizers
@@ -96,6 +96,7 @@ bench-distributed: $(VENV)/.installed ## sends and steps of several processes, o
 	@$(PYTHON) benchmarks/process_steps.py
 
 soak: $(VENV)/.installed ## longer: all tests on ranks of 1, 2 and 4 devices, on shared ones, CASES=100 random models, FAULTS=200
+	$(PYTHON) tools/run_tests.py plain
 	TEST_AXES= $(PYTHON) -m pytest -q -W ignore -n 2 tests/python
 	TEST_AXES=data=2 $(PYTHON) -m pytest -q -W ignore -n 2 tests/python
 	TEST_AXES=data=2,model=2 $(PYTHON) -m pytest -q -W ignore -n 2 tests/python

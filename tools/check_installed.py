@@ -89,7 +89,7 @@ def install(folder: pathlib.Path) -> pathlib.Path:
         f"VENV={venv}",
         "PREFIX=/opt/jaxpp",
         f"DESTDIR={folder}/staged",
-        "OPTIONS=-Ddefault_library=both",
+        "OPTIONS=-Ddefault_library=both -Dwerror=" + str("CI" in os.environ).lower(),
     )
     moved = folder / "moved"
     (folder / "staged/opt/jaxpp").rename(moved)

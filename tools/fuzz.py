@@ -38,7 +38,7 @@ def build() -> None:
     setup += [
         "-Db_sanitize=address,undefined",
         "-Db_lundef=false",
-        "-Dbuildtype=debugoptimized",
+        "-Doptimization=1",
     ]
     if BUILD.exists():
         setup.append("--reconfigure")
