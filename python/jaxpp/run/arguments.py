@@ -4,8 +4,10 @@ argument (jaxpp/array_argument.h), and provides their contents."""
 from __future__ import annotations
 
 import functools
+import itertools
 import math
-from collections.abc import Iterable, Sequence
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -153,7 +155,10 @@ class _RuntimeSource(Source):
 
     def __init__(self, placement: Placement, values: Sequence[_core.Value]) -> None:
         self._placement, self._values = placement, values
-        self.given, self.bounds = _given_of_placement(placement)
+        known = _given_of.get(placement)
+        if known is None:
+            known = _given_of[placement] = _given_of_placement(placement)
+        self.given, self.bounds = known
 
     def deletion_reason(self) -> str | None:
         return next((v.deletion_reason for v in self._values if v.deleted), None)
@@ -162,22 +167,26 @@ class _RuntimeSource(Source):
         return self._values[part]
 
     def host(self, block: int, dtype: str) -> np.ndarray:
-        number, rank, device, _ = _places_of(self._placement)[block]
+        number, rank, device, _ = next(
+            itertools.islice(_places_of(self._placement), block, None)
+        )
         part: Part = self._placement.parts[number]
         return part.read_shard(self._values[number], rank, device)
 
 
-@functools.lru_cache(maxsize=4096)
-def _places_of(placement: Placement) -> list[_Place]:
-    return [
-        (number, rank, device, rank in part.local_ranks)
-        for number, part in enumerate(placement.parts)
-        for rank in part.ranks
-        for device in range(part.devices.count(rank))
-    ]
+def _places_of(placement: Placement) -> Iterator[_Place]:
+    for number, part in enumerate(placement.parts):
+        for rank in part.ranks:
+            for device in range(part.devices.count(rank)):
+                yield number, rank, device, rank in part.local_ranks
 
 
-@functools.lru_cache(maxsize=4096)
+# Does not keep the placements alive, and with them the devices, which may be workers on Ray.
+_given_of: weakref.WeakKeyDictionary[Placement, tuple[_core.Given, np.ndarray]] = (
+    weakref.WeakKeyDictionary()
+)
+
+
 def _given_of_placement(placement: Placement) -> tuple[_core.Given, np.ndarray]:
     first, blocks, at, axis = placement.parts[0], [], 0, placement.axis
     for part in placement.parts:
@@ -189,7 +198,7 @@ def _given_of_placement(placement: Placement) -> tuple[_core.Given, np.ndarray]:
     if not placement.is_whole:
         shape = (*shape[:axis], at, *shape[axis + 1 :])
     number = placement.devices.number
-    return _given("client", first.dtype_name, number, shape, _places_of(placement), blocks)
+    return _given("client", first.dtype_name, number, shape, [*_places_of(placement)], blocks)
 
 
 # --- Arrays of JAX ----------------------------------------------------------------------

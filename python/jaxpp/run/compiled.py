@@ -44,6 +44,7 @@ _ELSEWHERE = (
 )
 
 _KEPT_BYTES = 1 << 16  # the size of an array up to which a copy is kept
+_MOST_PLACEMENTS = 64  # of arrays for one leaf whose parts are remembered
 
 _log = logging.getLogger("jaxpp")
 
@@ -71,10 +72,17 @@ class _Leaf:
 
     def __init__(self, arguments: list[Argument], aval: Any) -> None:
         self.arguments = arguments
-        # By the placement of an MpmdArray: which of its parts to use as they are.
+        # By the placement of an MpmdArray: which of its parts to use as they are. Arrays that
+        # users make, such as batches, each have a placement of their own.
         self.used: dict[Placement, list[int]] = {}
         self._keeps = not arguments[0].donated and bytes_of(aval) < _KEPT_BYTES
         self._kept: list[_Kept] = []  # at most one
+
+    def use_parts(self, placement: Placement, parts: list[int]) -> None:
+        """Adds to `used`."""
+        if len(self.used) >= _MOST_PLACEMENTS:
+            self.used.clear()
+        self.used[placement] = parts
 
     def keep(self, array: Any, values: list[_core.Value]) -> None:
         """Keeps copies of a small JAX array for the next call with the same array."""
@@ -238,7 +246,7 @@ class CompiledStep:
             return taken
         given = array._values
         if all(value in given for value in taken):
-            leaf.used[array._placement] = [given.index(value) for value in taken]
+            leaf.use_parts(array._placement, [given.index(value) for value in taken])
         elif len(given) == len(taken) == 1 and not array._is_built:
             taken[0].set_origin(given[0])
         elif leaf.arguments[0].donated:
@@ -295,17 +303,24 @@ class CompiledStep:
         values = self._values_of(leaves, copied)
         nans, infs = jax.config.jax_debug_nans, jax.config.jax_debug_infs
         self._runtime.set_checks(nans, infs)
-        times_wanted = collecting()
-        if times_wanted:
-            self._runtime.set_tracing(True)
         values += self._constants
-        results = self._runtime.step(values, nans or infs)
-        if times_wanted:
-            note_step(self._runtime.trace())
-            self._runtime.set_tracing(self._tracing)
+        if collecting():
+            results = self._timed_step(values, nans or infs)
+        else:
+            results = self._runtime.step(values, nans or infs)
         for array in (*copied, *donated_by_jax):
             array.delete()
         return self._traced.out_tree.unflatten(self._arrays_of(results))
+
+    def _timed_step(self, values: list[_core.Value], checks: bool) -> list[_core.Value]:
+        """Runs a step for `collect_task_times_ms`."""
+        self._runtime.set_tracing(True)
+        try:
+            results = self._runtime.step(values, checks)
+            note_step(self._runtime.trace())
+        finally:
+            self._runtime.set_tracing(self._tracing)
+        return results
 
     def warm_up(self) -> None:
         """Runs the step once on zeros and drops the results, unless it has callbacks."""

@@ -27,8 +27,8 @@ def collect_task_times_ms(enabled: bool = True) -> Iterator[dict[str, list[float
     try:
         yield times
     finally:
-        if enabled:
-            _collectors.remove(times)
+        # Not list.remove(): another collector may be equal.
+        _collectors[:] = [each for each in _collectors if each is not times]
 
 
 def collecting() -> bool:
