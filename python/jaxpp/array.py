@@ -328,6 +328,16 @@ class MpmdArray(jax.Array):  # type: ignore[misc]
         """The contents as an uncommitted array of JAX's client."""
         return self._typed(_put(self._contents()))
 
+    def _parts(self) -> list[tuple[int, MpmdArray]]:
+        """The stored parts, each with its start along the axis."""
+        whole = self._placement
+        if whole.is_whole:
+            return [(0, self)]
+        return [
+            (rows.start, MpmdArray._of(Placement([part], part.aval), [value]))
+            for rows, part, value in zip(whole.rows(), whole.parts, self._values, strict=True)
+        ]
+
     def _for_jax(self) -> Any:
         if self._is_built:
             return self.first_mpmd_replica
@@ -368,7 +378,9 @@ class MpmdArray(jax.Array):  # type: ignore[misc]
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         host = self._host()
-        if dtype is not None:
+        if dtype is not None and host.dtype != dtype:
+            if copy is False:
+                raise ValueError(f"{dtype} from {host.dtype} needs a copy, found copy=False")
             return host.astype(dtype)
         return host.copy() if copy and not host.flags.writeable else host
 
@@ -410,9 +422,10 @@ class MpmdArray(jax.Array):  # type: ignore[misc]
             )
         return int(self._scalar("index"))
 
-    def item(self) -> Any:
-        """The only element as a Python number."""
-        return self._scalar("item")
+    def item(self, *index: Any) -> Any:
+        """An element, by its index in the flat array or in each axis, as a Python number.
+        Without an index: the only element."""
+        return self._host().item(*index) if index else self._scalar("item")
 
     def tolist(self) -> Any:
         """Nested lists of Python numbers, like numpy's `tolist`."""

@@ -25,7 +25,7 @@ from jaxpp.array import MpmdArray
 from jaxpp.errors import make_error
 from jaxpp.jax_internals.arrays import key_implementation
 from jaxpp.mesh import MpmdSharding
-from jaxpp.placements import Placement, bounds_of, physical_array, physical_type
+from jaxpp.placements import bounds_of, physical_array, physical_type
 
 __all__ = ["MpmdArrayHandler", "register"]
 
@@ -72,12 +72,7 @@ class _Pieces:
 
 def _parts_of(array: jax.Array) -> Iterator[tuple[int, jax.Array]]:
     """The stored parts of the array, each with its start along the axis."""
-    if not isinstance(array, MpmdArray) or array._placement.is_whole:
-        yield 0, array
-        return
-    whole = array._placement
-    for rows, part, value in zip(whole.rows(), whole.parts, array._values, strict=True):
-        yield rows.start, MpmdArray._of(Placement([part], part.aval), [value])
+    yield from array._parts() if isinstance(array, MpmdArray) else [(0, array)]
 
 
 def _cut(

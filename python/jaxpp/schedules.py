@@ -382,10 +382,13 @@ class _BuiltIn(BaseSchedule):
     def get_mpmd_idx(self, stage_id: int) -> int:
         """The rank that runs a stage."""
         rows = self.build(self.num_stages, self._ranks).rows()
-        return next(
-            rank
-            for rank, row in enumerate(rows)
-            if any(t.stage == stage_id and t.kind != _core.TASK_IDLE for t in row)
+        for rank, row in enumerate(rows):
+            if any(t.stage == stage_id and t.kind != _core.TASK_IDLE for t in row):
+                return rank
+        raise make_error(
+            "schedule",
+            f"{self!r}.get_mpmd_idx: expected a stage below {self.num_stages}, found "
+            f"{shorten(stage_id)}",
         )
 
     def __repr__(self) -> str:

@@ -366,6 +366,8 @@ class BoundStep:
         return self._function(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
+        if name == "compiled":  # copy.copy() asks before it is set
+            raise AttributeError(name)
         return getattr(self.compiled, name)
 
     def __dir__(self) -> list[str]:

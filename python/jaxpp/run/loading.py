@@ -316,6 +316,8 @@ class LoadedStep:
         return self.compiled.run_leaves(self._leaves(args, kwargs))
 
     def __getattr__(self, name: str) -> Any:
+        if name == "compiled":  # copy.copy() asks before it is set
+            raise AttributeError(name)
         return getattr(self.compiled, name)
 
 

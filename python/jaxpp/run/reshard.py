@@ -7,15 +7,16 @@ from collections.abc import Iterable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxpp.array import MpmdArray
 from jaxpp.client.devices import devices_for
 from jaxpp.errors import make_error
-from jaxpp.jax_internals.arrays import broadcast_prefix
+from jaxpp.jax_internals.arrays import broadcast_prefix, key_implementation, wrap_keys
 from jaxpp.mesh import MpmdMesh, MpmdSharding, memory_of
-from jaxpp.placements import Part, Placement
+from jaxpp.placements import Part, Placement, physical_array, physical_type
 from jaxpp.run.arguments import Argument, source_of
 
 __all__ = ["mpmd_to_spmd_reshard", "spmd_to_mpmd_reshard"]
@@ -69,28 +70,46 @@ def _without_types(mesh: Mesh) -> Mesh:
     return Mesh(mesh.devices, mesh.axis_names)
 
 
-def _on_one_mesh(array: MpmdArray, mesh: MpmdMesh, sharding: NamedSharding) -> jax.Array:
-    """An array of ranks in several processes, on the mesh of all these ranks: JAX copies
-    it to all of them."""
-    rank, whole = array.sharding.mesh_ids[0], _without_types(mesh.jax_mesh)
-    spec = array.sharding.spec_in_rank
+def _beside_zeros(part: MpmdArray, rank: int, mesh: MpmdMesh) -> jax.Array:
+    """On the mesh of all ranks, the array [ranks, ...] that has a part's elements in the row of
+    its rank and zeros in the others."""
+    whole, spec = _without_types(mesh.jax_mesh), part.sharding.spec_in_rank
     stacked = NamedSharding(whole, PartitionSpec(mesh.mpmd_axis_name, *spec.partitions))
-    shape = (mesh.mpmd_dim, *array.shape)
-    own = array._partially_addressable_arrays.get(rank)
+    dtype, of_one = physical_type(part.aval)
+    shape = (mesh.mpmd_dim, *of_one)
+    own = physical_array(part._partially_addressable_arrays.get(rank))
     shards = {s.device: s.data for s in own.addressable_shards} if own is not None else {}
     block = (1, *stacked.shard_shape(shape)[1:])
 
     def on(device: jax.Device) -> jax.Array:
         data = shards.get(device)
-        empty = np.zeros(block, array.dtype)
+        empty = np.zeros(block, jnp.dtype(dtype))
         return jax.device_put(empty if data is None else data.reshape(block), device)
 
     blocks = [on(d) for d in whole.devices.flat if d.process_index == jax.process_index()]
-    of_all = jax.make_array_from_single_device_arrays(shape, stacked, blocks)
+    return jax.make_array_from_single_device_arrays(shape, stacked, blocks)
+
+
+def _on_one_mesh(array: Any, mesh: MpmdMesh, sharding: NamedSharding) -> jax.Array:
+    """An array of ranks in several processes, on the mesh of all these ranks: JAX copies
+    it to all of them."""
+    if not isinstance(array, MpmdArray):
+        return jax.device_put(array, sharding)
+    parts = [(part.sharding.mesh_ids[0], part) for _, part in array._parts()]
+    axis = array._placement.axis
+
+    def joined(*of_all: jax.Array) -> jax.Array:
+        rows = [x[rank] for (rank, _), x in zip(parts, of_all, strict=True)]
+        return jnp.concatenate(rows, axis) if len(rows) > 1 else rows[0]
+
     there = NamedSharding(_without_types(sharding.mesh), sharding.spec)
-    moved = jax.jit(lambda x: x[rank], out_shardings=there)(of_all)
+    of_all = [_beside_zeros(part, rank, mesh) for rank, part in parts]
+    moved = jax.jit(joined, out_shardings=there)(*of_all)
     own_shards = [shard.data for shard in moved.addressable_shards]
-    return jax.make_array_from_single_device_arrays(array.shape, sharding, own_shards)
+    found = jax.make_array_from_single_device_arrays(moved.shape, sharding, own_shards)
+    if not key_implementation(array.dtype):
+        return found
+    return jax.jit(lambda data: wrap_keys(data, array.dtype), out_shardings=sharding)(found)
 
 
 def spmd_to_mpmd_reshard(

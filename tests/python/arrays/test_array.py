@@ -113,6 +113,10 @@ def test_as_python_numbers(scalar: MpmdArray) -> None:
     assert complex(scalar) == 2.5
     assert bool(scalar) is True
     assert scalar.item() == 2.5
+    matrix = through(np.arange(6.0, dtype=np.float32).reshape(2, 3))
+    assert (matrix.item(4), matrix.item(1, 2)) == (4.0, 5.0)
+    with pytest.raises(ValueError, match="copy=False"):
+        np.asarray(matrix, dtype=np.float64, copy=False)
     assert float(through(np.ones((1, 1)))) == 1.0
     assert ["a", "b"][through(np.int32(1))] == "b"
     assert range(through(np.int32(3))) == range(3)

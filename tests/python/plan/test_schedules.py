@@ -107,6 +107,8 @@ def test_a_stage_is_on_the_rank_whose_list_has_it(info):
         for entry in filter(None, row):
             for task in entry if isinstance(entry, jaxpp.FusedTask) else (entry,):
                 assert schedule.get_mpmd_idx(task.stage_id) == rank
+    with pytest.raises(jaxpp.JaxppError, match="expected a stage below 4, found 4"):
+        schedule.get_mpmd_idx(4)
 
 
 def test_tasks_as_scripts_make_them():

@@ -218,10 +218,12 @@ def test_a_worker_that_is_gone_ends_the_mesh(
 
 def test_workers_end_when_nothing_refers_to_the_mesh(ray_cluster: None) -> None:
     mesh = make(2, 1)
-    state, loss = two_stages(mesh)(weights(), batch())
+    step, state = two_stages(mesh), weights()
+    for _ in range(3):  # the later ones take arrays of the workers
+        state, loss = step(state, batch())
     assert np.isfinite(float(loss))
     processes = processes_of(mesh)
-    del mesh, state, loss
+    del mesh, step, state, loss
     gc.collect()
     await_end(processes)
 

@@ -83,10 +83,12 @@ def test_collect_task_times(mesh4):
     with jaxpp.collect_task_times_ms(enabled=False) as nothing:
         ours(params, x)
     with jaxpp.collect_task_times_ms() as times:
-        ours(params, x)
+        with jaxpp.collect_task_times_ms() as inside:
+            ours(params, x)
         ours(params, x)
     ours(params, x)
     assert nothing == {}
+    assert [len(inside[f"fwd_{s}"]) for s in range(4)] == [1, 1, 1, 1]
     assert [len(times[f"fwd_{s}"]) for s in range(4)] == [2, 2, 2, 2]
     assert all(t >= 0 for row in times.values() for t in row)
 

@@ -94,7 +94,37 @@ def resharded() -> None:
             assert len(own) == (jax.process_index() in ranks), (name, ranks)
             assert back[name].sharding == rows and back[name].dtype == name
             assert all((s.data == x[s.index]).all() for s in back[name].addressable_shards)
+    reshard_stacked(mesh)
     say("resharded")
+
+
+def reshard_stacked(mesh: jaxpp.MpmdMesh) -> None:
+    """Gathers a leaf whose rows are on several ranks, a key, and an array of JAX."""
+
+    def loss(w: jax.Array, x: jax.Array) -> jax.Array:
+        for row in range(2):
+            x = jaxpp.mark_stage_end(jnp.tanh(x @ w[row]))
+        return jnp.mean(x**2)
+
+    def step(w: jax.Array, xs: jax.Array, key: jax.Array) -> Any:
+        grad = jaxpp.treduce(
+            lambda x: jax.grad(loss)(w, x), xs, jaxpp.Std1F1B(2), operation=jaxpp.Add
+        )
+        return w - grad, jax.random.split(key)[0]
+
+    args = (np.eye(4, dtype=np.float32)[None].repeat(2, 0), np.ones((4, 2, 4), np.float32))
+    made = jaxpp.mpmd_jit_with_loop(step, mesh)(*args, jax.random.key(3))
+    assert len(made[0].mpmd_idxs) == 2
+    everywhere = NamedSharding(mesh.jax_mesh, PartitionSpec())
+    w, key, ones = jaxpp.mpmd_to_spmd_reshard(mesh, (*made, np.ones(3)), everywhere)
+    plain = jax.jit(step)(*args, jax.random.key(3))
+    for shard in w.addressable_shards:
+        np.testing.assert_allclose(shard.data, plain[0], rtol=1e-5)
+    for shard in key.addressable_shards:
+        np.testing.assert_array_equal(
+            jax.random.key_data(shard.data), jax.random.key_data(plain[1])
+        )
+    assert ones.sharding == everywhere
 
 
 def by_hand() -> None:
