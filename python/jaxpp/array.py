@@ -367,7 +367,7 @@ class MpmdArray(jax.Array):  # type: ignore[misc]
         return self._rank_array(rank)
 
     def _host(self) -> np.ndarray:
-        """The array in host memory. The first call reads it from the first rank."""
+        """The array in host memory, read from the first rank that has it."""
         if self._is_keys:
             raise make_error(
                 "unsupported",

@@ -449,34 +449,45 @@ static void leave_job(runtime_object_t* self) {
   Py_END_ALLOW_THREADS
 }
 
+// Ends what the runtime does, as below. Returns false if the user interrupts.
+static bool close_runtime(runtime_object_t* self, bool* broken) {
+  bool needed = self->networked || has_callbacks(self);
+  bool given_up = self->interrupted || !needed;
+  if (!self->runtime) return true;
+  if (given_up) cancel_steps(self);
+  bool ok = await_steps(self);
+  *broken |= jpp_runtime_is_broken(self->runtime);
+  bool hangs = jpp_runtime_has_given_up(self->runtime);
+  if (hangs) cancel_steps(self);  // keeps the executables
+  if (self->networked && !self->interrupted && !hangs) leave_job(self);
+  if (ok) return true;
+  if (given_up || (jpp_py_job_told && self->networked)) {
+    PyErr_Clear();
+  } else if (self->interrupted) {
+    cancel_steps(self);
+    return false;
+  } else {
+    PyErr_WriteUnraisable((PyObject*)self);  // a failure that no caller waited for
+  }
+  return true;
+}
+
 // Cancels steps in flight that no caller waits for and that call nothing back, unless
 // other processes depend on them. Returns true if their job has failed.
 PyObject* jpp_py_runtimes_close(PyObject* module, PyObject* unused) {
   (void)module, (void)unused;
   g_closer = PyThread_get_thread_ident();
   jpp_py_dropped_close();
-  bool broken = false;
-  for (runtime_object_t* self = g_runtimes; self; self = self->next) {
-    bool needed = self->networked || has_callbacks(self);
-    bool given_up = self->interrupted || !needed;
-    if (!self->runtime) continue;
-    if (given_up) cancel_steps(self);
-    bool ok = await_steps(self);
-    broken |= jpp_runtime_is_broken(self->runtime);
-    bool hangs = jpp_runtime_has_given_up(self->runtime);
-    if (hangs) cancel_steps(self);  // keeps the executables
-    if (self->networked && !self->interrupted && !hangs) leave_job(self);
-    if (ok) continue;
-    if (given_up || (jpp_py_job_told && self->networked)) {
-      PyErr_Clear();
-    } else if (self->interrupted) {
-      cancel_steps(self);
-      return NULL;
-    } else {
-      PyErr_WriteUnraisable((PyObject*)self);  // a failure that no caller waited for
-    }
+  bool broken = false, ok = true;
+  // Holds each one: other threads may drop it while this one waits.
+  for (PyObject* at = Py_XNewRef(g_runtimes); at;) {
+    runtime_object_t* self = (runtime_object_t*)at;
+    ok = close_runtime(self, &broken);
+    PyObject* next = ok ? Py_XNewRef(self->next) : NULL;
+    Py_DECREF(at);
+    at = next;
   }
-  return PyBool_FromLong(broken);
+  return ok ? PyBool_FromLong(broken) : NULL;
 }
 
 // --- What happened --------------------------------------------------------------------
@@ -646,7 +657,8 @@ static PyMethodDef kMethods[] = {
      "this process. A rank's mesh has axes of these names and sizes."},
     {"memory", runtime_memory, METH_VARARGS,
      "memory($self, rank, /)\n--\n\n"
-     "Bytes on each device: (arguments, results, donated, temporary, code, peak)."},
+     "Bytes on each device: (arguments, results, donated, temporary, code, peak), and in "
+     "pinned host memory: (arguments, results, donated, temporary, peak)."},
     {"num_steps", runtime_num_steps, METH_NOARGS,
      "num_steps($self, /)\n--\n\nThe number of steps called so far."},
     {"set_checks", runtime_set_checks, METH_VARARGS,

@@ -157,7 +157,7 @@ class _Program:
         self.failure: Failure | None = None
 
     def finish(self, steps: int) -> Failure | None:
-        """Waits for the first `count` steps. A runtime reports a failure once and runs no step
+        """Waits for the first `steps` steps. A runtime reports a failure once and runs no step
         after it."""
         assert self.runtime is not None
         try:

@@ -353,7 +353,7 @@ def static_key(value: Any) -> Any:
     """A key for static arguments that also compares types: 1, 1.0 and True differ."""
     if isinstance(value, tuple):
         return (type(value), *map(static_key, value))
-    # Compare by repr: 0.0 == -0.0, and a NaN does not equal itself.
+    # Compares floats by their bits: 0.0 == -0.0, and a NaN does not equal itself.
     return (float, value.hex()) if type(value) is float else (type(value), value)
 
 
