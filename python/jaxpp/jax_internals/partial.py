@@ -437,6 +437,8 @@ class Partials:
         value = user.operands[k]
         if value in self._partial:
             return self._partial[value]
+        if value in self._kept:  # for another user
+            return self._partial[self._kept[value]]
         if _is_zero(value):
             return None
         self._uses.append((value, calls, user, k))

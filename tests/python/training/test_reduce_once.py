@@ -14,7 +14,14 @@ from jax.sharding import AxisType, Mesh
 from jax.sharding import PartitionSpec as P
 
 import jaxpp.api as jaxpp
-from equality import Problem, assert_trains_equal, mesh_of, pipelined_step, some_devices
+from equality import (
+    Problem,
+    assert_equal,
+    assert_trains_equal,
+    mesh_of,
+    pipelined_step,
+    some_devices,
+)
 
 WIDTH, LENGTH, ROWS, MICROBATCHES, WORDS = 8, 6, 4, 4, 12
 AXES = {
@@ -443,6 +450,38 @@ def test_what_a_loop_does_with_gradients(what):
         tolerance = len(xs) if a.dtype == jnp.int32 else 1e-4 * np.abs(b).max()
         tolerance *= 10 if what == "of another type" else 1
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=tolerance)
+
+
+def table_of_two(p: Any, x: Any) -> Any:
+    rows = (jnp.abs(x[..., 0]) * 10).astype(jnp.int32) % (2 * WIDTH)
+    return x + jnp.concatenate([p["a"], p["c"]])[rows]
+
+
+def kernel_of_two(p: Any, x: Any) -> Any:
+    return jax.lax.conv_general_dilated(
+        x, jnp.stack([p["a"], p["c"]]), (1,), "SAME", dimension_numbers=("NWC", "WIO", "NWC")
+    )
+
+
+@pytest.mark.parametrize("made_of_two", [table_of_two, kernel_of_two])
+def test_two_weights_take_slices_of_one_sum(made_of_two):
+    keys = jax.random.split(jax.random.key(0), 4)
+    p = {n: jax.random.normal(k, (WIDTH, WIDTH)) for n, k in zip("abc", keys, strict=False)}
+    xs = jax.random.normal(keys[3], (MICROBATCHES, ROWS, 6, WIDTH))
+
+    def step(p: Any, xs: Any) -> Any:
+        def loss(p: Any, x: Any) -> Any:
+            hidden = jaxpp.mark_stage_end(jnp.tanh(made_of_two(p, x)))
+            return jnp.mean((hidden @ p["b"]) ** 2)
+
+        one = lambda x: jax.grad(loss)(p, x)  # noqa: E731
+        return jaxpp.treduce(one, xs, jaxpp.Std1F1B(2), operation=jaxpp.Add)
+
+    specs = (P(), P(None, "data"))
+    run = jaxpp.mpmd_jit_with_loop(step, mesh_of(2, {"data": 2}), in_specs=specs)
+    assert_equal(run(p, xs), jax.jit(step)(p, xs), 1e-4)
+    found = run.compile(p, xs).cost_summary().collectives
+    assert over_data(found, *SUMS) == []
 
 
 # --- Explicit axes ------------------------------------------------------------------------
