@@ -111,7 +111,7 @@ static void append_ranks(const jpp_check_report_t* report, const jpp_excess_t* e
     const jpp_instr_t* instr = &program->instrs[actor->peak_instr];
     jpp_str_appendf(str, ", at instruction %u (%s)", actor->peak_instr,
                     jpp__check_instr_text(&c, program, instr, text));
-  } else {
+  } else if (program->num_instrs) {
     jpp_str_append(str, ", at the end, where results are copied");
   }
   jpp_str_append(str, "\n  ");

@@ -32,9 +32,9 @@ static double duration_of(const jpp_span_t* span) { return span->end - span->sta
 
 // Skips "_part" and a number.
 static const char* skip_part(const char* at) {
-  const char* digits = at + 5;
-  size_t count = strncmp(at, "_part", 5) ? 0 : strspn(digits, "0123456789");
-  return count ? digits + count : at;
+  if (strncmp(at, "_part", 5)) return at;
+  size_t digits = strspn(at + 5, "0123456789");
+  return digits ? at + 5 + digits : at;
 }
 
 // Compares names of tasks; all parts of a task are equal.

@@ -100,7 +100,7 @@ jpp_status_t* jpp_plan_explain_memory(const jpp_plan_t* plan, uint32_t rank,
   const jpp_program_t* program = &plan->programs[rank];
   if (program->peak_instr < program->num_instrs) {
     jpp__failure_describe_instr(plan, rank, program->peak_instr, peak);
-  } else {
+  } else if (program->num_instrs) {
     snprintf(peak, sizeof(peak), "rank %u, at the end, where results are copied", rank);
   }
   const char* message = jpp_status_message(status);
