@@ -85,8 +85,9 @@ def trace_function(
                 f"{where}: {shorten(str(error), 300)[1:-1]} Expected axes of a rank's mesh",
             ) from None
     refuse_refs_from_outside(closed, f"step {name_of(fun)}")
-    if options.mesh.jax_mesh.devices.flat[0].platform == "cpu":
-        check_targets(closed.jaxpr)
+    mesh = options.mesh
+    if mesh.workers is None and mesh.jax_mesh.devices.flat[0].platform == "cpu":
+        check_targets(closed.jaxpr)  # workers have handlers of their own
     closed = discharged(closed)
     if options.schedule is not None:
         with options.mesh.tracing_context():
