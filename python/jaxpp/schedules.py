@@ -586,6 +586,10 @@ def _check_costs(given: Any) -> list[tuple[float, float, float]]:
 class Searched(BaseSchedule):
     """The best schedule that a search of `seconds` finds for stages of unequal cost.
 
+    What it finds depends on the speed of the machine. The processes of a job search separately,
+    and refuse to run different schedules: there, search once with `jaxpp schedule search` and
+    pass the file to `CsvSchedule`.
+
     Args:
       costs: (forward, input gradient, weight gradient) of each stage for one microbatch.
       memory_limit: bytes of activations that a rank may keep; 0: no limit.
