@@ -32,7 +32,7 @@ static double duration_of(const jpp_span_t* span) { return span->end - span->sta
 
 // Skips "_part" and a number.
 static const char* skip_part(const char* at) {
-  if (strncmp(at, "_part", 5)) return at;
+  if (strncmp(at, "_part", 5) != 0) return at;
   size_t digits = strspn(at + 5, "0123456789");
   return digits ? at + 5 + digits : at;
 }

@@ -8,14 +8,6 @@ static double larger(double a, double b) { return a > b ? a : b; }
 static jpp_status_t* check_shape(const jpp_simulation_t* simulation) {
   const jpp_schedule_t* schedule = simulation->schedule;
   uint32_t ranks = schedule->ranks, stages = schedule->stages;
-  for (uint32_t r = 0; r < ranks; ++r) {
-    if (simulation->activations[r] == JPP_ACTIVATIONS_KEPT) continue;
-    return jpp_status_make(JPP_INVALID_ARGUMENT,
-                           "one SPMD program: expected a simulation whose ranks keep "
-                           "their activations, found "
-                           "that those of rank %u are %s",
-                           r, jpp_activations_name(simulation->activations[r]));
-  }
   if (stages % ranks) {
     return jpp_status_make(
         JPP_INVALID_ARGUMENT,
@@ -29,6 +21,13 @@ static jpp_status_t* check_shape(const jpp_simulation_t* simulation) {
         "one SPMD program of %u stages a rank: expected microbatches in "
         "groups of %u, one a rank, found %u",
         stages / ranks, ranks, schedule->microbatches);
+  }
+  for (uint32_t r = 0; r < ranks; ++r) {
+    if (simulation->activations[r] == JPP_ACTIVATIONS_KEPT) continue;
+    return jpp_status_make(JPP_INVALID_ARGUMENT,
+                           "one SPMD program: expected a simulation whose ranks keep "
+                           "their activations, found that those of rank %u are %s",
+                           r, jpp_activations_name(simulation->activations[r]));
   }
   return NULL;
 }
