@@ -16,9 +16,9 @@
 //
 // Lifetimes. The runtime borrows client, plan and executables, which must outlive it.
 // Arrays outlive the runtime and the plan, and need only their client. Traces belong to
-// the runtime and end with it. jpp_runtime_destroy() waits for all steps, so that none of
-// their work runs after it returns, except for that of cancelled steps and unless
-// jpp_runtime_has_given_up().
+// the runtime and end with it. jpp_runtime_destroy() waits for all steps. After it
+// returns, devices may still do work of steps that were cancelled or, if
+// jpp_runtime_has_given_up(), that failed.
 //
 // A step that fails releases everything it made. Its status (JPP_EXECUTION_ERROR,
 // JPP_OUT_OF_MEMORY, JPP_NAN_ERROR, JPP_CANCELLED) names actor, instruction, task,

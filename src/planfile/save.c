@@ -253,7 +253,7 @@ static bool write_draft(FILE* file, const draft_t* draft) {
   return !writer.failed && fflush(file) == 0 && fsync(fileno(file)) == 0;
 }
 
-// Creates a file beside `path`; the caller frees its name. Returns NULL with errno set.
+// Removes the file if it fails, with errno set.
 static FILE* open_file(int descriptor, const char* name) {
   FILE* file = fdopen(descriptor, "wb");
   if (file) return file;
@@ -264,6 +264,7 @@ static FILE* open_file(int descriptor, const char* name) {
   return NULL;
 }
 
+// Creates a file beside `path`; the caller frees its name. Returns NULL with errno set.
 static FILE* open_scratch(const char* path, char** out_name) {
   static atomic_uint count;
   for (int tries = 0; tries < 100; ++tries) {

@@ -4,10 +4,9 @@ argument (jaxpp/array_argument.h), and provides their contents."""
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
@@ -167,18 +166,18 @@ class _RuntimeSource(Source):
         return self._values[part]
 
     def host(self, block: int, dtype: str) -> np.ndarray:
-        number, rank, device, _ = next(
-            itertools.islice(_places_of(self._placement), block, None)
-        )
+        number, rank, device, _ = _places_of(self._placement)[block]
         part: Part = self._placement.parts[number]
         return part.read_shard(self._values[number], rank, device)
 
 
-def _places_of(placement: Placement) -> Iterator[_Place]:
-    for number, part in enumerate(placement.parts):
-        for rank in part.ranks:
-            for device in range(part.devices.count(rank)):
-                yield number, rank, device, rank in part.local_ranks
+def _places_of(placement: Placement) -> list[_Place]:
+    return [
+        (number, rank, device, rank in part.local_ranks)
+        for number, part in enumerate(placement.parts)
+        for rank in part.ranks
+        for device in range(part.devices.count(rank))
+    ]
 
 
 # Does not keep the placements alive, and with them the devices, which may be workers on Ray.
@@ -198,7 +197,7 @@ def _given_of_placement(placement: Placement) -> tuple[_core.Given, np.ndarray]:
     if not placement.is_whole:
         shape = (*shape[:axis], at, *shape[axis + 1 :])
     number = placement.devices.number
-    return _given("client", first.dtype_name, number, shape, [*_places_of(placement)], blocks)
+    return _given("client", first.dtype_name, number, shape, _places_of(placement), blocks)
 
 
 # --- Arrays of JAX ----------------------------------------------------------------------

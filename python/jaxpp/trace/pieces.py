@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxpp.jax_internals.arrays import wrap_keys
+from jaxpp.jax_internals.arrays import key_implementation, wrap_keys
 from jaxpp.trace.boxes import (
     Box,
     atoms,
@@ -99,7 +99,7 @@ def _assembled(pieces: Sequence[Piece], shape: Sequence[int], dtype: Any) -> Any
     """An array assembled from zeros and disjoint pieces."""
     if len(pieces) == 1 and is_whole(pieces[0].box, shape):
         return pieces[0].shaped().array
-    if jnp.issubdtype(dtype, jax.dtypes.prng_key):
+    if key_implementation(dtype):
         return _assembled_keys(pieces, shape, dtype)
     if not pieces:
         return jnp.zeros(shape, dtype)

@@ -134,11 +134,12 @@ class _Evaluator:
                 return self.loop(eqn, operands)
             of_leaves = any(id(o) in self.tags for o in operands)
             # The transpose of a call that read rows writes them into zeros.
-            makes_views = name not in _REMATS and any(
-                self.layouts(v.aval.shape) for v in eqn.outvars
+            makes_views = (
+                called is not None
+                and name not in _REMATS
+                and any(self.layouts(v.aval.shape) for v in eqn.outvars)
             )
-            follows = called is not None and (makes_views or of_leaves)
-            if not follows and not (of_leaves and name == "cond"):
+            if not makes_views and not (of_leaves and (called is not None or name == "cond")):
                 return self.plain(eqn, operands)
         if operands and isinstance(operands[0], Parted):
             if (outs := self.rearranged(eqn, operands)) is not None:
