@@ -166,10 +166,12 @@ bool jpp_job_has_left(uint32_t process) {
 
 void jpp_job_note_absent(uint32_t process, const char* text) {
   jpp_job_t* job = &jpp_the_job;
-  if (!is_joined() || process >= job->count || job->process || job->joined[process]) {
+  if (!is_joined() || process >= job->count || job->process) return;
+  lock();
+  if (job->joined[process]) {
+    unlock();
     return;
   }
-  lock();
   if (*text) {
     char named[kJppJobText];
     snprintf(named, sizeof(named), "process %u has failed: %.200s", process, text);

@@ -270,12 +270,17 @@ static void keep_deadline(int64_t now) {
 
 // --- The loop -------------------------------------------------------------------------
 
+// The listener is polled only while there is room for a new connection: poll() returns at
+// once as long as one waits.
 static uint32_t fill_polls(struct pollfd* polls) {
   const jpp_job_t* job = &jpp_the_job;
+  int listener = -1;
   for (uint32_t i = 0; i < job->num_connections; ++i) {
-    polls[i] = (struct pollfd){.fd = job->connections[i].descriptor, .events = POLLIN};
+    int descriptor = job->connections[i].descriptor;
+    polls[i] = (struct pollfd){.fd = descriptor, .events = POLLIN};
+    if (descriptor < 0) listener = job->listener;
   }
-  polls[job->num_connections] = (struct pollfd){.fd = job->listener, .events = POLLIN};
+  polls[job->num_connections] = (struct pollfd){.fd = listener, .events = POLLIN};
   return job->num_connections + 1;
 }
 
