@@ -101,13 +101,14 @@ class Case:
         return str(trace)
 
     def trace_trial(self) -> str:
-        self.trial_state, loss = self.trial(self.trial_state, *cut(self.batch))
-        jax.block_until_ready((self.trial_state, loss))
+        for _ in range(2):  # the trace is of the last one
+            self.trial_state, loss = self.trial(self.trial_state, *cut(self.batch))
+            jax.block_until_ready((self.trial_state, loss))
         return str(self.trial.trace_json())
 
     def take_turn(self) -> tuple[str, str]:
-        """Measures and traces the step, and returns the traces of the step and of the trial. A
-        step runs once before it is measured, because the steps of other cases ran before."""
+        """Measures and traces the step, and returns the traces of the step and of the trial.
+        Each runs once before it is measured, because other steps ran before."""
         self.run()
         before, traces = self.run(), (self.trace(), self.trace_trial())
         self.run()
