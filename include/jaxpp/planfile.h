@@ -59,6 +59,9 @@ typedef struct jpp_planfile_contents {
   const jpp_planfile_bytes_t* modules;  // StableHLO
   // [num_tasks] JPP_NONE for a task without ops.
   const uint32_t* task_modules;
+  // As in jpp_runtime_options_t. A task that has them is not compiled for CPUs: the
+  // runtime copies. NULL, here or for a task: it is compiled.
+  const uint64_t* const* shard_dims;
   // The last arguments, which the caller of the step does not pass: dense host arrays.
   uint32_t num_constants;
   const jpp_planfile_bytes_t* constants;

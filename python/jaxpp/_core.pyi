@@ -291,6 +291,7 @@ class PlanFileContents(
         bytes,
         list[bytes],
         list[int | None],
+        list[list[int] | None],
         list[bytes],
         bytes,
     ],
@@ -303,6 +304,7 @@ class PlanFileContents(
         "compile_options",
         "modules",
         "task_modules",
+        "shard_dims",
         "constants",
         "front",
     )
@@ -320,6 +322,8 @@ class PlanFileContents(
     def modules(self) -> list[bytes]: ...
     @property
     def task_modules(self) -> list[int | None]: ...
+    @property
+    def shard_dims(self) -> list[list[int] | None]: ...
     @property
     def constants(self) -> list[bytes]: ...
     @property
@@ -604,6 +608,7 @@ class Plan:
         compile_options: Buffer,
         modules: Sequence[bytes],
         task_modules: Sequence[int],
+        shard_dims: Sequence[Sequence[int] | None],
         layouts: Sequence[int] | None,
         constants: Sequence[bytes],
         front: Buffer,

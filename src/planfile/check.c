@@ -25,6 +25,19 @@ static jpp_status_t* check_modules(const jpp_planfile_contents_t* contents) {
   return NULL;
 }
 
+static jpp_status_t* check_shard_dims(const jpp_planfile_contents_t* contents) {
+  const jpp_planned_t* planned = contents->planned;
+  for (uint32_t t = 0; contents->shard_dims && t < planned->staged->num_tasks; ++t) {
+    if (!contents->shard_dims[t] || jpp_plan_task_copies(planned->plan, t, NULL))
+      continue;
+    return jpp_status_make(JPP_INVALID_ARGUMENT,
+                           "task %s: expected no dims of shards, because it does more "
+                           "than copy, found some",
+                           planned->staged->tasks[t].name);
+  }
+  return NULL;
+}
+
 static jpp_status_t* check_constants(const jpp_planfile_contents_t* contents) {
   const jpp_graph_t* graph = contents->planned->graph;
   if (contents->num_constants > graph->num_args) {
@@ -109,6 +122,7 @@ jpp_status_t* jpp__planfile_check(const jpp_planfile_contents_t* contents) {
     JPP_RETURN_IF_ERROR(check_devices(contents, r));
   }
   JPP_RETURN_IF_ERROR(check_modules(contents));
+  JPP_RETURN_IF_ERROR(check_shard_dims(contents));
   JPP_RETURN_IF_ERROR(check_constants(contents));
   return check_layouts(contents);
 }

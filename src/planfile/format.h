@@ -56,6 +56,16 @@ static inline const jpp_type_t* jpp__planfile_type(const jpp_graph_t* graph,
   return &graph->values[value].type;
 }
 
+// The number of dims of a task's results together.
+static inline uint32_t jpp__planfile_count_dims(const jpp_staged_t* staged,
+                                                const jpp_task_t* task) {
+  uint32_t count = 0;
+  for (uint32_t i = 0; i < task->num_outputs; ++i) {
+    count += staged->values[task->outputs[i]].type.ndim;
+  }
+  return count;
+}
+
 // The number of devices of a rank, at most devices_per_rank.
 static inline uint32_t jpp__planfile_count_devices(
     const jpp_planfile_contents_t* contents, uint32_t rank) {

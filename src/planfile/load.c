@@ -453,11 +453,40 @@ static jpp_status_t* read_task_modules(reader_t* r) {
   return NULL;
 }
 
+static jpp_status_t* read_shard_dims(reader_t* r) {
+  const jpp_staged_t* staged = r->storage->planned->staged;
+  const json_t* list = NULL;
+  const uint64_t** table = NULL;
+  uint32_t count = 0;
+  JPP_RETURN_IF_ERROR(get_array(r, r->header, "shard_dims", &list, &count));
+  if (count != staged->num_tasks) return malformed(r, "shard_dims", "one for each task");
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&r->storage->arena, count, &table));
+  for (uint32_t t = 0; t < count; ++t) {
+    const json_t* row = json_array_get(list, t);
+    uint32_t expected = jpp__planfile_count_dims(staged, &staged->tasks[t]);
+    uint64_t* dims = NULL;
+    if (json_is_null(row)) continue;
+    if (json_array_size(row) != expected) {
+      return malformed(r, "shard_dims",
+                       "a number for each dimension of a task's results");
+    }
+    JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&r->storage->arena, expected, &dims));
+    for (uint32_t i = 0; i < expected; ++i) {
+      JPP_RETURN_IF_ERROR(
+          read_number(r, json_array_get(row, i), "shard_dims", INT64_MAX, &dims[i]));
+    }
+    table[t] = dims;
+  }
+  r->storage->file.contents.shard_dims = table;
+  return NULL;
+}
+
 static jpp_status_t* read_contents(reader_t* r) {
   jpp_planfile_contents_t* contents = &r->storage->file.contents;
   JPP_RETURN_IF_ERROR(read_devices(r));
   JPP_RETURN_IF_ERROR(read_plan(r));
   JPP_RETURN_IF_ERROR(read_task_modules(r));
+  JPP_RETURN_IF_ERROR(read_shard_dims(r));
   JPP_RETURN_IF_ERROR(read_layouts(r));
   JPP_RETURN_IF_ERROR(get_blob(r, "compile_options", &contents->compile_options));
   JPP_RETURN_IF_ERROR(

@@ -125,6 +125,21 @@ static json_t* axes_to_json(const jpp_planfile_contents_t* contents) {
       jpp__json_ids(contents->axis_sizes, contents->planned->ranks * contents->num_axes));
 }
 
+static json_t* shard_dims_to_json(const jpp_planfile_contents_t* contents) {
+  const jpp_staged_t* staged = contents->planned->staged;
+  json_t* list = json_array();
+  for (uint32_t t = 0; t < staged->num_tasks; ++t) {
+    const uint64_t* dims = contents->shard_dims ? contents->shard_dims[t] : NULL;
+    uint32_t count = jpp__planfile_count_dims(staged, &staged->tasks[t]);
+    json_t* row = dims ? json_array() : json_null();
+    for (uint32_t i = 0; dims && i < count; ++i) {
+      jpp__json_append(&row, json_integer((json_int_t)dims[i]));
+    }
+    jpp__json_append(&list, row);
+  }
+  return list;
+}
+
 static json_t* offload_to_json(const jpp_planned_t* planned) {
   json_t* list = json_array();
   for (uint32_t r = 0; r < planned->ranks; ++r) {
@@ -140,7 +155,7 @@ static json_t* header_to_json(const draft_t* draft) {
   // -1 as JPP_NONE.
   const uint32_t* device_ids = (const uint32_t*)contents->device_ids;
   json_t* ids = ids_to_json(device_ids, planned->ranks * contents->devices_per_rank);
-  return json_pack("{so so so sI so sI so so sI sI so so so sI sI sb sI so so sI}",     //
+  return json_pack("{so so so sI so sI so so sI sI so so so so sI sI sb sI so so sI}",  //
                    "name", jpp__json_text(planned->graph->name),                        //
                    "platform", jpp__json_text(contents->platform),                      //
                    "format", jpp__json_text(contents->format),                          //
@@ -155,6 +170,7 @@ static json_t* header_to_json(const draft_t* draft) {
                    "schedules", schedules_to_json(planned),                             //
                    "task_modules",                                                      //
                    ids_to_json(contents->task_modules, planned->staged->num_tasks),     //
+                   "shard_dims", shard_dims_to_json(contents),                          //
                    "graph", (json_int_t)strlen(draft->graph),                           //
                    "values", (json_int_t)planned->staged->num_values,                   //
                    "layouts", contents->layouts != NULL,                                //

@@ -77,7 +77,7 @@ struct jpp_planfile_step {
   const jpp_planfile_t* file;
   jpp_client_t* client;
   uint32_t* devices;    // [ranks * devices_per_rank]
-  uint32_t* task_jobs;  // [num_tasks] JPP_NONE for a task without ops
+  uint32_t* task_jobs;  // [num_tasks] JPP_NONE for a task that needs no executable
   job_t* jobs;          // [num_tasks], the first num_jobs are used
   uint32_t num_jobs;
   atomic_uint next_job;  // for the threads that compile
@@ -104,6 +104,12 @@ static uint32_t find_first(const jpp_planfile_step_t* step, uint32_t module) {
   return JPP_NONE;
 }
 
+// Whether the runtime runs the task without an executable.
+static bool is_copied(const jpp_planfile_contents_t* contents, uint32_t task) {
+  return contents->shard_dims && contents->shard_dims[task] &&
+         !strcmp(contents->platform, "cpu");
+}
+
 static jpp_status_t* make_jobs(jpp_planfile_step_t* step) {
   const jpp_planfile_contents_t* contents = &step->file->contents;
   uint32_t tasks = staged_of(step)->num_tasks, *job_of = NULL;
@@ -117,7 +123,7 @@ static jpp_status_t* make_jobs(jpp_planfile_step_t* step) {
   for (uint32_t t = 0; t < staged_of(step)->num_tasks; ++t) {
     uint32_t module = contents->task_modules[t];
     step->task_jobs[t] = JPP_NONE;
-    if (module == JPP_NONE) continue;
+    if (module == JPP_NONE || is_copied(contents, t)) continue;
     size_t at = module;
     if (!is_portable(step)) {
       at = at * contents->planned->ranks + staged_of(step)->tasks[t].rank;
@@ -416,6 +422,7 @@ static jpp_status_t* create_step(jpp_planfile_step_t* step, const uint32_t* devi
                                    .devices_per_rank = contents->devices_per_rank,
                                    .devices = step->devices,
                                    .executables = step->executables,
+                                   .shard_dims = contents->shard_dims,
                                    .steps_in_flight = contents->steps_in_flight};
   JPP_RETURN_IF_ERROR(jpp_runtime_create(&options, &step->runtime));
   JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(contents->num_constants, &step->constants));

@@ -215,6 +215,39 @@ bool jpp_py_to_u64s(PyObject* sequence, const char* what, uint32_t count,
   return true;
 }
 
+uint32_t jpp_py_count_dims(const jpp_staged_t* staged, uint32_t task) {
+  const jpp_task_t* made = &staged->tasks[task];
+  uint32_t count = 0;
+  for (uint32_t i = 0; i < made->num_outputs; ++i) {
+    count += staged->values[made->outputs[i]].type.ndim;
+  }
+  return count;
+}
+
+bool jpp_py_to_shard_dims(const jpp_staged_t* staged, PyObject* sequence,
+                          uint64_t*** out_table) {
+  *out_table = NULL;
+  Py_ssize_t found = PySequence_Size(sequence);
+  if (found < 0 ||
+      !jpp_py_check_count("dims of tasks", staged->num_tasks, (uint64_t)found) ||
+      !jpp_py_check(JPP_ALLOC_ARRAY(staged->num_tasks, out_table))) {
+    return false;
+  }
+  for (uint32_t t = 0; t < staged->num_tasks; ++t) {
+    PyObject* item = PySequence_GetItem(sequence, t);
+    bool ok = item && jpp_py_to_u64s(item, "dims of results",
+                                     jpp_py_count_dims(staged, t), &(*out_table)[t]);
+    Py_XDECREF(item);
+    if (!ok) return false;
+  }
+  return true;
+}
+
+void jpp_py_free_shard_dims(const jpp_staged_t* staged, uint64_t** table) {
+  for (uint32_t t = 0; table && t < staged->num_tasks; ++t) jpp_free(table[t]);
+  jpp_free(table);
+}
+
 PyObject* jpp_py_none_or_u32(uint32_t number) {
   if (number == JPP_NONE) Py_RETURN_NONE;
   return PyLong_FromUnsignedLong(number);

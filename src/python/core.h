@@ -71,6 +71,13 @@ bool jpp_py_to_u64s(PyObject* sequence, const char* what, uint32_t count,
 // in any case.
 bool jpp_py_to_axes(PyObject* names, PyObject* sizes, uint32_t ranks,
                     const char*** out_names, uint32_t** out_sizes, uint32_t* out_count);
+// The dims of a task's results on each device, one result after the other.
+uint32_t jpp_py_count_dims(const jpp_staged_t* staged, uint32_t task);
+// Copies the dims of each task, or NULL for None, into a jpp_alloc()ed table. False if it
+// raised; the caller calls jpp_py_free_shard_dims() in any case.
+bool jpp_py_to_shard_dims(const jpp_staged_t* staged, PyObject* sequence,
+                          uint64_t*** out_table);
+void jpp_py_free_shard_dims(const jpp_staged_t* staged, uint64_t** table);
 // Raises ValueError unless they are equal.
 bool jpp_py_check_count(const char* what, uint64_t expected, uint64_t found);
 // Copies `count` Schedules into a jpp_alloc()ed table. Returns a tuple that keeps them

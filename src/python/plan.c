@@ -612,11 +612,14 @@ static PyMethodDef kMethods[] = {
      "task times of these traces; 0 for what the library chooses."},
     {"save", jpp_py_plan_save, METH_VARARGS,
      "save($self, path, platform, devices_per_rank, device_ids, axis_names, axis_sizes, "
-     "steps_in_flight, compile_options, modules, task_modules, layouts, constants, "
-     "front, /)\n--\n\n"
-     "Writes a plan file. `task_modules` has NONE for a task without ops; `layouts`, "
-     "None or a flat list: of each argument and result the shape of a shard and where "
-     "that of each device begins."},
+     "steps_in_flight, compile_options, modules, task_modules, shard_dims, layouts, "
+     "constants, front, /)\n--\n\n"
+     "Writes a plan file. `task_modules` has NONE for a task without ops; "
+     "`shard_dims`, None or, of a task that the runtime can copy, the dims of its "
+     "results "
+     "on each device; `layouts`, None or a flat list: of each argument and result the "
+     "shape of a "
+     "shard and where that of each device begins."},
     {"explain", plan_explain, METH_VARARGS,
      "explain($self, collectives, /)\n--\n\n"
      "The output of `jaxpp plan`, with Runtime.collectives()."},

@@ -11,13 +11,14 @@
 typedef struct saving {
   PyObject* path;
   jpp_py_utf8_t platform;
-  PyObject *ids, *modules, *task_modules, *layouts, *constants;  // borrowed
-  PyObject *module_tuple, *constant_tuple;                       // that keep their bytes
-  PyObject *axis_names, *axis_sizes;                             // borrowed
+  PyObject *ids, *modules, *task_modules, *shard_dims, *layouts, *constants;  // borrowed
+  PyObject *module_tuple, *constant_tuple;  // that keep their bytes
+  PyObject *axis_names, *axis_sizes;        // borrowed
   Py_buffer options, front;
   const char** name_table;
   uint32_t *size_table, *id_table, *task_table;
-  uint64_t* numbers;  // of the layouts
+  uint64_t** dims_table;  // [num_tasks]
+  uint64_t* numbers;      // of the layouts
   jpp_planfile_layout_t* layout_table;
   jpp_planfile_bytes_t *module_table, *constant_table;
   jpp_planfile_contents_t contents;
@@ -87,6 +88,7 @@ static bool read_contents(saving_t* s) {
   bool ok = read_ids(s->ids, "ids of devices", devices, &s->id_table) &&
             read_ids(s->task_modules, "modules of tasks", planned->staged->num_tasks,
                      &s->task_table) &&
+            jpp_py_to_shard_dims(planned->staged, s->shard_dims, &s->dims_table) &&
             jpp_py_to_axes(s->axis_names, s->axis_sizes, planned->ranks, &s->name_table,
                            &s->size_table, &c->num_axes) &&
             read_layouts(s);
@@ -99,6 +101,7 @@ static bool read_contents(saving_t* s) {
   c->compile_options = (jpp_planfile_bytes_t){s->options.buf, (size_t)s->options.len};
   c->modules = s->module_table;
   c->task_modules = s->task_table;
+  c->shard_dims = (const uint64_t* const*)s->dims_table;
   c->constants = s->constant_table;
   c->front = (jpp_planfile_bytes_t){s->front.buf, (size_t)s->front.len};
   return ok;
@@ -109,6 +112,7 @@ static void saving_deinit(saving_t* s) {
   jpp_free(s->size_table);
   jpp_free(s->id_table);
   jpp_free(s->task_table);
+  jpp_py_free_shard_dims(s->contents.planned->staged, s->dims_table);
   jpp_free(s->numbers);
   jpp_free(s->layout_table);
   jpp_free(s->module_table);
@@ -133,12 +137,12 @@ static bool save(saving_t* s) {
 
 PyObject* jpp_py_plan_save(PyObject* plan, PyObject* args) {
   saving_t s = {.contents = {.planned = ((jpp_py_plan_t*)plan)->planned}};
-  bool ok = PyArg_ParseTuple(args, "O&O&O&OO!OO&y*OOOOy*", PyUnicode_FSConverter, &s.path,
-                             jpp_py_str_converter, &s.platform, jpp_py_u32_converter,
-                             &s.contents.devices_per_rank, &s.ids, &PyTuple_Type,
-                             &s.axis_names, &s.axis_sizes, jpp_py_u32_converter,
-                             &s.contents.steps_in_flight, &s.options, &s.modules,
-                             &s.task_modules, &s.layouts, &s.constants, &s.front);
+  bool ok = PyArg_ParseTuple(
+      args, "O&O&O&OO!OO&y*OOOOOy*", PyUnicode_FSConverter, &s.path, jpp_py_str_converter,
+      &s.platform, jpp_py_u32_converter, &s.contents.devices_per_rank, &s.ids,
+      &PyTuple_Type, &s.axis_names, &s.axis_sizes, jpp_py_u32_converter,
+      &s.contents.steps_in_flight, &s.options, &s.modules, &s.task_modules, &s.shard_dims,
+      &s.layouts, &s.constants, &s.front);
   // After a failure the parser has released what its converters and buffers held.
   if (!ok) return NULL;
   ok = save(&s);
@@ -190,6 +194,18 @@ static PyObject* make_module(const void* modules, uint64_t task) {
   return jpp_py_none_or_u32(((const uint32_t*)modules)[task]);
 }
 
+static PyObject* make_dim(const void* dims, uint64_t index) {
+  return PyLong_FromUnsignedLongLong(((const uint64_t*)dims)[index]);
+}
+
+static PyObject* make_dims(const void* context, uint64_t task) {
+  const jpp_planfile_contents_t* c = context;
+  const uint64_t* dims = c->shard_dims[task];
+  if (!dims) Py_RETURN_NONE;
+  return jpp_py_make_list(jpp_py_count_dims(c->planned->staged, (uint32_t)task), make_dim,
+                          dims);
+}
+
 static PyObject* file_contents(PyObject* object, PyObject* unused) {
   (void)unused;
   const jpp_planfile_t* file = ((file_object_t*)object)->file;
@@ -202,6 +218,7 @@ static PyObject* file_contents(PyObject* object, PyObject* unused) {
       make_bytes(&c->compile_options, 0),
       jpp_py_make_list(c->num_modules, make_bytes, c->modules),
       jpp_py_make_list(c->planned->staged->num_tasks, make_module, c->task_modules),
+      jpp_py_make_list(c->planned->staged->num_tasks, make_dims, c),
       jpp_py_make_list(c->num_constants, make_bytes, c->constants),
       make_bytes(&c->front, 0));
 }

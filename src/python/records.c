@@ -98,6 +98,9 @@ static PyStructSequence_Field kPlanFileContents[] = {
     {"compile_options", "a CompileOptionsProto without a device assignment"},
     {"modules", "StableHLO, a list of bytes"},
     {"task_modules", "the module of each task; None for a task without ops"},
+    {"shard_dims",
+     "of each task that the runtime can copy, the dims of its results on each device; "
+     "None for others"},
     {"constants", "the last arguments, a list of bytes"},
     {"front", "data of the front end"},
     {NULL, NULL},

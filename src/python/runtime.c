@@ -43,33 +43,6 @@ static bool read_executables(const runtime_object_t* self, bool portable, uint32
   return true;
 }
 
-static uint32_t num_dims(const jpp_staged_t* staged, const jpp_task_t* task) {
-  uint32_t count = 0;
-  for (uint32_t i = 0; i < task->num_outputs; ++i) {
-    count += staged->values[task->outputs[i]].type.ndim;
-  }
-  return count;
-}
-
-// Fills table[tasks]; the caller frees its rows.
-static bool read_shard_dims(const runtime_object_t* self, PyObject* given,
-                            uint64_t** table) {
-  const jpp_staged_t* staged = self->plan->staged;
-  Py_ssize_t found = PySequence_Size(given);
-  if (found < 0 ||
-      !jpp_py_check_count("dims of tasks", staged->num_tasks, (uint64_t)found)) {
-    return false;
-  }
-  for (uint32_t t = 0; t < staged->num_tasks; ++t) {
-    PyObject* item = PySequence_GetItem(given, t);
-    uint32_t count = num_dims(staged, &staged->tasks[t]);
-    bool ok = item && jpp_py_to_u64s(item, "dims of results", count, &table[t]);
-    Py_XDECREF(item);
-    if (!ok) return false;
-  }
-  return true;
-}
-
 // Reads which process has each rank; the transport between the processes becomes the
 // runtime's.
 static bool read_processes(const runtime_object_t* self, PyObject* processes,
@@ -124,8 +97,7 @@ static bool make_runtime(runtime_object_t* self, PyObject* devices, PyObject* sh
             jpp_py_check_count("devices of the ranks", expected, count) &&
             jpp_py_check(JPP_ALLOC_ARRAY(tasks, &table)) &&
             read_executables(self, portable, tasks, table) &&
-            jpp_py_check(JPP_ALLOC_ARRAY(tasks, &dims)) &&
-            read_shard_dims(self, shard_dims, dims) &&
+            jpp_py_to_shard_dims(self->plan->staged, shard_dims, &dims) &&
             read_processes(self, processes, network, &process_ids, &options);
   options.devices = device_ids;
   options.executables = table;
@@ -134,8 +106,7 @@ static bool make_runtime(runtime_object_t* self, PyObject* devices, PyObject* sh
   jpp_free(device_ids);
   jpp_free(process_ids);
   jpp_free(table);
-  for (uint32_t t = 0; dims && t < tasks; ++t) jpp_free(dims[t]);
-  jpp_free(dims);
+  jpp_py_free_shard_dims(self->plan->staged, dims);
   return ok;
 }
 

@@ -291,8 +291,7 @@ class Code(Protocol):
 
     def copied_dims(self, task: _core.StagedTask, copies: Copies) -> list[int] | None:
         """The dims on each device of the results of a task that only copies, one result after
-        the other. None: they are not known, or some device does not have all elements that
-        it copies."""
+        the other. None: some device does not have all elements that it copies."""
 
 
 @dataclasses.dataclass
@@ -302,6 +301,7 @@ class TaskModules:
     compile_options: bytes
     modules: list[bytes]  # in order of first use
     of_task: list[int]  # a number for each task; _core.NONE for one without ops
+    shard_dims: list[list[int] | None]  # by task, as of `Code.copied_dims()`
     # By task and address, the functions of modules that only this process can run.
     functions: dict[str, dict[int, Function]]
 
@@ -311,8 +311,11 @@ def modules_of_all(plan: _core.Plan, code: Code) -> TaskModules:
     runs without a module."""
     numbers: dict[bytes, int] = {}
     of_task: list[int] = []
+    shard_dims: list[list[int] | None] = []
     functions: dict[str, dict[int, Function]] = {}
-    for task, donations in zip(plan.staged().tasks(), plan.donations(), strict=True):
+    rows = zip(plan.staged().tasks(), plan.donations(), plan.copies(), strict=True)
+    for task, donations, copies in rows:
+        shard_dims.append(None if copies is None else code.copied_dims(task, copies))
         if not task.ops:
             of_task.append(_core.NONE)
             continue
@@ -322,4 +325,4 @@ def modules_of_all(plan: _core.Plan, code: Code) -> TaskModules:
             functions[task.name] = {
                 made.object.address(): made.function for made in lowered.callbacks
             }
-    return TaskModules(code.compile_options, list(numbers), of_task, functions)
+    return TaskModules(code.compile_options, list(numbers), of_task, shard_dims, functions)

@@ -139,6 +139,7 @@ class RemoteDevices(StepDevices):
                 modules.compile_options,
                 modules.modules,
                 modules.of_task,
+                modules.shard_dims,
                 None,
                 [],
                 b"",

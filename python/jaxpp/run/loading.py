@@ -54,6 +54,7 @@ class FileCode:
         self._modules, self._functions = contents.modules, functions
         tasks = [task.name for task in staged.tasks()]
         self._of_task = dict(zip(tasks, contents.task_modules, strict=True))
+        self._shard_dims = dict(zip(tasks, contents.shard_dims, strict=True))
 
     def lower(self, task: _core.StagedTask, donations: Any) -> LoweredTask:
         number = self._of_task[task.name]
@@ -64,8 +65,8 @@ class FileCode:
             code, callbacks = renew_callbacks(code, self._functions[task.name])
         return LoweredTask(code, callbacks, code.hex)
 
-    def copied_dims(self, task: _core.StagedTask, copies: Copies) -> None:
-        return None  # a file has no shardings of values inside the step
+    def copied_dims(self, task: _core.StagedTask, copies: Copies) -> list[int] | None:
+        return self._shard_dims[task.name]
 
 
 class _Front(dict[str, Any]):

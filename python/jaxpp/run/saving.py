@@ -162,6 +162,7 @@ def save_step(
         modules.compile_options,
         modules.modules,
         modules.of_task,
+        modules.shard_dims,
         _shard_layouts(layout),
         _constants(planned, layout),
         _python_section(planned, layout, steps_in_flight),

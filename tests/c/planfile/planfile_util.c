@@ -63,6 +63,23 @@ static void make_modules(made_contents_t* made) {
   }
 }
 
+// Every device has all of what a task copies.
+static void make_shard_dims(made_contents_t* made) {
+  const jpp_planned_t* planned = made->contents.planned;
+  const jpp_staged_t* staged = planned->staged;
+  made->shard_dims = calloc(staged->num_tasks + 1, sizeof(*made->shard_dims));
+  for (uint32_t t = 0; t < staged->num_tasks; ++t) {
+    const jpp_task_t* task = &staged->tasks[t];
+    if (!jpp_plan_task_copies(planned->plan, t, NULL)) continue;
+    uint64_t* dims = calloc(task->num_outputs * JPP_BUFFER_MAX_RANK, sizeof(*dims));
+    made->shard_dims[t] = dims;
+    for (uint32_t i = 0; i < task->num_outputs; ++i) {
+      const jpp_type_t* type = &staged->values[task->outputs[i]].type;
+      for (uint32_t d = 0; d < type->ndim; ++d) *dims++ = (uint64_t)type->dims[d];
+    }
+  }
+}
+
 made_contents_t contents_of(const jpp_planned_t* planned, uint32_t devices_per_rank) {
   made_contents_t made = {.contents = {.planned = planned}};
   jpp_planfile_contents_t* contents = &made.contents;
@@ -73,6 +90,7 @@ made_contents_t contents_of(const jpp_planned_t* planned, uint32_t devices_per_r
   made.device_ids = calloc(devices, sizeof(*made.device_ids));
   for (uint32_t i = 0; i < devices; ++i) made.device_ids[i] = (int32_t)(devices - 1 - i);
   make_modules(&made);
+  make_shard_dims(&made);
   made.axis_names = calloc(1, sizeof(*made.axis_names));
   made.axis_sizes = calloc(planned->ranks, sizeof(*made.axis_sizes));
   made.axis_names[0] = "data";
@@ -97,6 +115,7 @@ made_contents_t contents_of(const jpp_planned_t* planned, uint32_t devices_per_r
   contents->compile_options = (jpp_planfile_bytes_t){"options", 7};
   contents->modules = made.modules;
   contents->task_modules = made.task_modules;
+  contents->shard_dims = (const uint64_t* const*)made.shard_dims;
   contents->constants = made.constants;
   contents->front = (jpp_planfile_bytes_t){"front\0end", 9};
   return made;
@@ -106,6 +125,9 @@ void contents_free(made_contents_t* made) {
   free(made->device_ids);
   free(made->axis_names);
   free(made->axis_sizes);
+  const jpp_staged_t* staged = made->contents.planned->staged;
+  for (uint32_t t = 0; t < staged->num_tasks; ++t) free((void*)made->shard_dims[t]);
+  free(made->shard_dims);
   free(made->task_modules);
   free(made->modules);
   free(made->constants);

@@ -10,6 +10,7 @@ typedef struct made_contents {
   // What it points to.
   int32_t* device_ids;
   uint32_t* task_modules;
+  const uint64_t** shard_dims;  // a row for each task that only copies
   jpp_planfile_bytes_t *modules, *constants;
   jpp_planfile_layout_t* layouts;
   int64_t* numbers;  // of the layouts

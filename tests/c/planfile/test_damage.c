@@ -142,6 +142,10 @@ static void test_headers_that_say_something_else(void** state) {
                 "expected one of the");
   change_header("\"task_modules\":[0,", "\"task_modules\":[0 ", JPP_PARSE_ERROR,
                 "it:1: ");
+  change_header("\"shard_dims\":[null,", "\"shard_dimz\":[null,", JPP_PARSE_ERROR,
+                "shard_dims: expected a list");
+  change_header("\"shard_dims\":[null,", "\"shard_dims\":[true,", JPP_PARSE_ERROR,
+                "shard_dims: expected a number for each dimension of a task's results");
 }
 
 // The plan of another planner for the same graph.

@@ -53,6 +53,20 @@ static void expect_same_layouts(const jpp_planfile_contents_t* a,
   }
 }
 
+static void expect_same_dims(const jpp_planfile_contents_t* a,
+                             const jpp_planfile_contents_t* b, uint32_t task) {
+  const jpp_staged_t* staged = a->planned->staged;
+  assert_int_equal(a->shard_dims[task] == NULL, b->shard_dims[task] == NULL);
+  if (!a->shard_dims[task]) return;
+  uint32_t at = 0;
+  for (uint32_t i = 0; i < staged->tasks[task].num_outputs; ++i) {
+    uint32_t ndim = staged->values[staged->tasks[task].outputs[i]].type.ndim;
+    for (uint32_t d = 0; d < ndim; ++d, ++at) {
+      assert_int_equal(a->shard_dims[task][at], b->shard_dims[task][at]);
+    }
+  }
+}
+
 static void expect_same(const jpp_planfile_contents_t* a,
                         const jpp_planfile_contents_t* b) {
   expect_same_text(jpp_plan_print, a->planned->plan, b->planned->plan);
@@ -88,6 +102,7 @@ static void expect_same(const jpp_planfile_contents_t* a,
   }
   for (uint32_t t = 0; t < a->planned->staged->num_tasks; ++t) {
     assert_int_equal(a->task_modules[t], b->task_modules[t]);
+    expect_same_dims(a, b, t);
   }
   for (uint32_t o = 0; o < a->planned->graph->num_outputs; ++o) {
     assert_int_equal(a->planned->graph->outputs[o].next,
@@ -246,6 +261,10 @@ static void test_contents_must_fit_together(void** state) {
   made.device_ids[1] = 2;
   made.numbers[0] = -1;
   refuse(&good, "layout of argument 0: expected a part of the array");
+  for (uint32_t t = 0; t < planned.made->staged->num_tasks; ++t) {
+    if (!made.shard_dims[t]) made.shard_dims[t] = calloc(64, sizeof(uint64_t));
+  }
+  refuse(&good, "expected no dims of shards, because it does more than copy");
   contents_free(&made);
   plan_free(&planned);
 }

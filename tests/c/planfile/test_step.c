@@ -15,12 +15,14 @@ static jpp_planfile_t* save_and_read(const model_t* model) {
   jpp_planfile_bytes_t* modules = calloc(tasks, sizeof(*modules));
   for (uint32_t t = 0; t < tasks; ++t) {
     bool has_ops = model->staged->tasks[t].num_ops != 0;
+    bool is_compiled = has_ops && !(model->options.copies && made.shard_dims[t]);
     made.task_modules[t] = has_ops ? t : JPP_NONE;
-    char* code = has_ops ? model_fake_code(model, t) : calloc(1, 1);
+    char* code = is_compiled ? model_fake_code(model, t) : strdup("not a program");
     modules[t] = (jpp_planfile_bytes_t){code, strlen(code)};
   }
   contents.num_modules = tasks;
   contents.modules = modules;
+  if (!model->options.copies) contents.shard_dims = NULL;
   contents.layouts = NULL;  // every device has the whole of each array, as in the model
   size_t size = 0;
   unsigned char* bytes = contents_bytes(&contents, &size);
@@ -78,9 +80,9 @@ static void run_step(const jpp_planfile_t* file, jpp_client_t* client, float* nu
   jpp_planfile_step_destroy(step);
 }
 
-static void run_both(const char* text, uint32_t devices_per_rank) {
-  model_t* model = model_create(
-      text, (model_options_t){.devices_per_rank = devices_per_rank, .portable = true});
+static void run_both(const char* text, bool copies) {
+  model_t* model =
+      model_create(text, (model_options_t){.copies = copies, .portable = true});
   float expected[kMostArrays], found[kMostArrays];
   model_run(model, expected);
   jpp_planfile_t* file = save_and_read(model);
@@ -98,8 +100,16 @@ static void run_both(const char* text, uint32_t devices_per_rank) {
 static void test_a_loaded_step_computes_the_same(void** state) {
   (void)state;
   char* text = model_chain(3, 3, 4);
-  run_both(text, 1);
-  run_both(kModelOutputs, 1);
+  run_both(text, false);
+  run_both(kModelOutputs, false);
+  free(text);
+}
+
+static void test_what_only_copies_is_not_compiled(void** state) {
+  (void)state;
+  char* text = model_chain(3, 3, 4);
+  run_both(text, true);
+  run_both(kModelOutputs, true);
   free(text);
 }
 
@@ -183,6 +193,7 @@ static void test_refusals(void** state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_a_loaded_step_computes_the_same),
+      cmocka_unit_test(test_what_only_copies_is_not_compiled),
       cmocka_unit_test(test_constants_are_uploaded),
       cmocka_unit_test(test_ranks_that_share_devices_need_no_more),
       cmocka_unit_test(test_refusals),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import pathlib
 from collections.abc import Callable
 from typing import Any
 
@@ -177,15 +178,21 @@ def test_random_shards(seed: int, axes: dict[str, int]) -> None:
     ],
 )
 def test_which_shards_the_runtime_copies(
-    compiled_tasks: list[CompiledTasks], fun: Any, spec: P, out_spec: P, copied: bool
+    compiled_tasks: list[CompiledTasks],
+    tmp_path: pathlib.Path,
+    fun: Any,
+    spec: P,
+    out_spec: P,
+    copied: bool,
 ) -> None:
     x = jnp.arange(48.0).reshape(6, 8)
     mesh = mesh_of(1, {"data": 2, "model": 2})
-    y = jaxpp.mpmd_jit_with_loop(fun, mesh, in_specs=(spec,), out_specs=out_spec)(x)
-    for shard in y.addressable_shards:
-        np.testing.assert_array_equal(bits(shard.data), bits(fun(x)[shard.index]))
-    (compiled,) = compiled_tasks
-    assert has_modules(compiled) != copied
+    step = jaxpp.mpmd_jit_with_loop(fun, mesh, in_specs=(spec,), out_specs=out_spec)
+    step.compile(x).save(tmp_path / "step.plan")
+    for run in (step, jaxpp.load(tmp_path / "step.plan")):
+        for shard in run(x).addressable_shards:
+            np.testing.assert_array_equal(bits(shard.data), bits(fun(x)[shard.index]))
+    assert [has_modules(compiled) for compiled in compiled_tasks] == [not copied] * 2
 
 
 def test_casts_round_as_xla_does() -> None:
