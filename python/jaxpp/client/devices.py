@@ -24,7 +24,6 @@ from jaxpp.devices import Devices, RankOwner
 from jaxpp.errors import make_error
 from jaxpp.jax_internals.client import add_to_profiles, keep_profiles_apart
 from jaxpp.lower.compiling import CompiledTasks, Compiler
-from jaxpp.lower.handlers import register_handlers
 from jaxpp.lower.lowering import Code
 from jaxpp.mesh import MpmdMesh, rank_axes
 from jaxpp.plan.costs import Collectives
@@ -63,7 +62,6 @@ class LocalDevices(StepDevices):
         self, client: _core.Client, ids: list[list[int]], processes: RankOwner | None
     ) -> None:
         self.client = client
-        register_handlers(client)
         info = client.info()
         by_id = {device.id: index for index, device in enumerate(info.devices)}
         owned = [processes is None or processes.has_rank(r) for r in range(len(ids))]
@@ -205,7 +203,6 @@ class NodeDevices(LocalDevices):
 
     def __init__(self, client: _core.Client, mesh: MpmdMesh, processes: Processes) -> None:
         self.client = client
-        register_handlers(client)
         info = client.info()
         numbers = numbers_of(client, mesh.jax_mesh.devices.flat[0].client.devices())
         ranks = range(mesh.mpmd_dim)

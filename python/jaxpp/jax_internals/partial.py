@@ -15,6 +15,7 @@ on the others.
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -32,10 +33,11 @@ _Calls = tuple[Any, ...]  # the calls that lead from main to a function
 _UNARY = frozenset(
     f"stablehlo.{name}"
     for name in (
-        "broadcast_in_dim convert dynamic_slice gather negate reshape reverse slice transpose"
+        "broadcast_in_dim convert dynamic_slice imag negate real reshape reverse slice transpose"
     ).split()
 )
-_SUMS = frozenset(("stablehlo.add", "stablehlo.subtract", "stablehlo.concatenate"))
+_SUMS = frozenset(f"stablehlo.{name}" for name in ("add", "complex", "concatenate", "subtract"))
+_COMPLEX_ZERO = "dense<(0.000000e+00,0.000000e+00)>"
 _BRANCHES = ("stablehlo.case", "stablehlo.if")
 
 # A function that returns its argument on the first device along some axes, and zeros on
@@ -125,6 +127,9 @@ def _unreduced_axes(op: Any) -> Axes:
 def _is_zero(value: Any) -> bool:
     if _is_argument(value) or _operation(value).name != "stablehlo.constant":
         return False
+    if isinstance(ir.RankedTensorType(value.type).element_type, ir.ComplexType):
+        # The bindings cannot read such elements.
+        return _COMPLEX_ZERO in value.owner.get_asm(large_elements_limit=8)
     constant = ir.DenseElementsAttr(value.owner.attributes["value"])
     return constant.is_splat and not np.any(np.asarray(constant.get_splat_value().value))
 
@@ -133,6 +138,16 @@ def _adds(op: Any) -> bool:
     """Whether the op's region returns the sum of its two arguments."""
     inner = [o.operation for o in op.regions[0].blocks[0].operations]
     return len(inner) == 2 and inner[0].name == "stablehlo.add"
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(ir.RankedTensorType(value.type).element_type, ir.IntegerType)
+
+
+def _only_user(value: Any) -> Any | None:
+    """The only operation that uses the value; None if several do."""
+    users = {use.owner.operation for use in value.uses}
+    return users.pop() if len(users) == 1 else None
 
 
 def behind(value: Any) -> Any:
@@ -148,9 +163,12 @@ def _keeps_sums(convert: Any) -> bool:
         ir.RankedTensorType(v.type).element_type
         for v in (convert.operands[0], convert.results[0])
     )
+    if not isinstance(before, ir.IntegerType):
+        return not isinstance(after, ir.IntegerType)
     if isinstance(after, ir.IntegerType):
-        return isinstance(before, ir.IntegerType) and 1 < after.width <= before.width
-    return not isinstance(before, ir.IntegerType) or before.width > 1
+        return 1 < after.width <= before.width
+    # One device's term of an unsigned difference may be less than 0.
+    return before.width > 1 and not before.is_unsigned
 
 
 def _printed(sharding: Any) -> str:
@@ -240,7 +258,9 @@ class Partials:
     def _constrained(self, value: Any, dimensions: _Dimensions, axes: Axes) -> Any:
         """The value with a constraint after it that makes it unreduced over the axes."""
         with value.context, ir.Location.unknown(), behind(value):
-            return sdy.ShardingConstraintOp(value, self.attribute(dimensions, axes)).result
+            made = sdy.ShardingConstraintOp(value, self.attribute(dimensions, axes)).result
+        self.of_ops[made] = [dimensions]
+        return made
 
     def attribute(self, dimensions: _Dimensions, axes: Axes) -> Any:
         """The Shardy sharding, as an attribute, with these mesh axes for each dimension."""
@@ -270,8 +290,7 @@ class Partials:
                 list(numbers.rhs_contracting_dimensions),
             )
         numbers = stablehlo.ConvDimensionNumbers(op.attributes["dimension_numbers"])
-        groups = ("feature_group_count", "batch_group_count")
-        if any(ir.IntegerAttr(op.attributes[name]).value != 1 for name in groups):
+        if ir.IntegerAttr(op.attributes["feature_group_count"]).value != 1:
             return [], []
         return [numbers.input_feature_dimension], [numbers.kernel_input_feature_dimension]
 
@@ -320,17 +339,30 @@ class Partials:
         if not plain or not _adds(op):
             raise Blocked("it overwrites rows instead of adding to them", op.location)
         updates, window = op.operands[2], list(numbers.update_window_dims)
+        if self._axes(op, 0, calls) is not None:  # XLA takes it from the first device only
+            raise Blocked("it adds rows to an array that is not zero", op.location)
         dims = self._dimensions(updates, calls)
         rank = len(_shape(updates))
         rows = [d for d in range(rank) if d not in window]
         axes = frozenset(a for d in rows for a in dims[d])
         if not self._divides(updates, dims, rows):
             axes = frozenset()
+        if not axes:
+            return _Rule([0, 2], sharded={1: [()] * len(_shape(op.operands[1]))})
         kept: list[Any] = [dims[d] for d in rows]
         kept.insert(numbers.index_vector_dim, ())
         indices = kept[: len(_shape(op.operands[1]))]
         windows = [() if d in window else dims[d] for d in range(rank)]
         return _Rule([0], axes, {1: indices, 2: windows})
+
+    def _gather_rule(self, op: Any, calls: _Calls) -> _Rule:
+        """The rule of an operation that takes rows, whose indices must be whole: where they or
+        the rows are sharded, XLA divides the operation by their shards."""
+        numbers = stablehlo.GatherDimensionNumbers(op.attributes["dimension_numbers"])
+        dims = self._dimensions(op.operands[0], calls)
+        if any(dims[d] for d in numbers.start_index_map):
+            raise Blocked("it takes rows of a sharded array", op.location)
+        return _Rule([0], sharded={1: [()] * len(_shape(op.operands[1]))})
 
     # --- Rules ---
 
@@ -366,9 +398,13 @@ class Partials:
         if name == "stablehlo.scatter":
             return self._scatter_rule(op, calls)
         if name == "stablehlo.convert" and not _keeps_sums(op):
-            raise Blocked("the step converts it to integers", op.location)
+            raise Blocked("the step converts it from or to integers", op.location)
+        if name == "stablehlo.divide" and _is_integer(op.results[0]):
+            raise Blocked("the step divides whole numbers", op.location)
         if name in _UNARY or name == "stablehlo.divide":
             return _Rule([0])
+        if name == "stablehlo.gather":
+            return self._gather_rule(op, calls)
         if name in _SUMS:
             return _Rule(range(len(op.operands)))
         if name in ("stablehlo.pad", "stablehlo.dynamic_update_slice"):
@@ -388,12 +424,13 @@ class Partials:
         are not; None for zeros.
 
         All users of such a sum must be linear in it too, up to other partial results. A result
-        has one more user, which adds it up over the microbatches.
+        has one more user, which adds it up over the microbatches, as often as `results` has
+        its number.
         """
         end = _returned(self.main.regions[0])
         found: dict[int, Axes | Blocked | None] = {}
         uses: dict[int, set[Any]] = {}  # the values that make each of them
-        for k in results:
+        for k in dict.fromkeys(results):
             value = end.operands[k]
             self._uses = []
             try:
@@ -405,17 +442,21 @@ class Partials:
                 found[k], uses[k] = axes, set(self._uses)
             except Blocked as blocked:
                 found[k] = blocked.with_traceback(None)  # which keeps frames alive
-        while blocked_now := self._with_other_users(end, found, uses):
+        adders = Counter(end.operands[k] for k in results)
+        while blocked_now := self._with_other_users(end, found, uses, adders):
             found.update(blocked_now)
         return found
 
+    @staticmethod
     def _with_other_users(
-        self, end: Any, found: dict[int, Axes | Blocked | None], uses: dict[int, set[Any]]
+        end: Any,
+        found: dict[int, Axes | Blocked | None],
+        uses: dict[int, set[Any]],
+        adders: Counter[Any],
     ) -> dict[int, Blocked]:
         """The partial results whose terms another operation uses too."""
         blocked: dict[int, Blocked] = {}
         live = {k: axes for k, axes in found.items() if axes and not isinstance(axes, Blocked)}
-        roots = {end.operands[k] for k in live}
         for k, axes in live.items():
             known = set().union(*(uses[j] for j in live if live[j] == axes))
             for value, calls in {(end.operands[k], ()), *(use[:2] for use in uses[k])}:
@@ -424,8 +465,8 @@ class Partials:
                     for use in value.uses
                     if (value, calls, use.owner.operation, use.operand_number) not in known
                 ]
-                if value in roots:  # returned, and added up over the microbatches
-                    others = [user for user in others if user != end][1:]
+                if value in adders:
+                    others = [user for user in others if user != end][adders[value] :]
                 if others:
                     blocked[k] = Blocked(
                         "the step also uses it in the loop", others[0].location
@@ -586,11 +627,33 @@ class Partials:
         elif op.name == "stablehlo.optimization_barrier":
             self._keep_operand(op, k, calls, axes)
         else:
+            if op.name == "stablehlo.broadcast_in_dim":
+                self._drop_repeated(op, calls)
             rule = self._rule(op, calls)
             for i, dims in rule.sharded.items():
                 op.operands[i] = self._constrained(op.operands[i], dims, frozenset())
             for i in rule.partial:
                 self._keep_operand(op, i, calls, axes)
+
+    def _drop_repeated(self, op: Any, calls: _Calls) -> None:
+        """Takes the dimensions of size 1 that a broadcast repeats out of its operand. XLA makes
+        several operations of a broadcast that has them, and reduces before the last one."""
+        value, shape = op.operands[0], _shape(op.results[0])
+        kind, to = ir.RankedTensorType(value.type), op.attributes["broadcast_dimensions"]
+        dims = list(enumerate(ir.DenseI64ArrayAttr(to)))
+        left = [(k, d) for k, d in dims if kind.shape[k] == shape[d]]
+        if left == dims:
+            return
+        sharding = self._dimensions(value, calls)
+        with value.context, ir.Location.unknown(), ir.InsertionPoint(op):
+            narrow = ir.RankedTensorType.get(
+                [kind.shape[k] for k, _ in left], kind.element_type
+            )
+            op.operands[0] = stablehlo.ReshapeOp(narrow, value).result
+            op.attributes["broadcast_dimensions"] = ir.DenseI64ArrayAttr.get(
+                [d for _, d in left]
+            )
+        self.of_ops[op.operands[0]] = [[sharding[k] for k, _ in left]]
 
     def _made_partial(self, value: Any, calls: _Calls, axes: Axes) -> Any:
         """The value on the first of the devices along the axes, zeros on the others."""
@@ -660,14 +723,15 @@ class Partials:
         while left:
             value = left.pop()
             axes = self._partial[value]
-            users = {use.owner.operation for use in value.uses}
-            if len(users) == 1 and _unreduced_axes(op := min(users, key=id)) == axes:
+            op = _only_user(value)
+            if op and _unreduced_axes(op) == axes:
                 self._partial[op.results[0]] = axes
                 left.append(op.results[0])
                 continue
-            if len(users) == 1 and (op := users.pop()).name == "stablehlo.add":
+            if op and op.name == "stablehlo.add":
                 terms = [v for v in op.operands if v != value]
-                if all(self._partial.get(v) == axes for v in terms):
+                shared = any(v in left and not _only_user(v) for v in terms)
+                if not shared and all(self._partial.get(v) == axes for v in terms):
                     left = [v for v in left if v not in terms]
                     if op.results[0] in self._kept:
                         continue  # the state of an accumulator

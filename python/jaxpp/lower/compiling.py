@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from jaxpp import _core
 from jaxpp.errors import JaxppError, make_error, warn
 from jaxpp.lower.compilation_cache import folder
-from jaxpp.lower.handlers import has_callbacks
+from jaxpp.lower.handlers import has_callbacks, register_handlers
 from jaxpp.lower.lowering import Code, Copies, LoweredTask
 from jaxpp.progress import show
 
@@ -169,6 +169,8 @@ class Compiler:
         tasks = staged.tasks()
         donations, copies = self.plan.donations(), self.plan.copies()
         _forget_unused()
+        # Again for each plan: a user may have registered more since the last one.
+        register_handlers(self.devices.client)
         pool = concurrent.futures.ThreadPoolExecutor(max(2, os.cpu_count() or 1))
         try:
             # Long ones first: no core is idle while another compiles the last one.

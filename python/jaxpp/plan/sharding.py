@@ -380,10 +380,9 @@ class StepShardings:
         """Finds the results of loops that are sums over a rank's devices."""
         self.infer(staged)
         propagated, position = self._propagated
-        values = [v for loop in self._graph.loops for v in _sums(loop)]
-        sums = [v for v in dict.fromkeys(values) if v is not None]
-        axes = propagated.partials.axes([position[v] for v in sums]).values()
-        found: dict[int | None, Any] = dict(zip(sums, axes, strict=True))
+        sums = [v for loop in self._graph.loops for v in _sums(loop) if v is not None]
+        axes = propagated.partials.axes([position[v] for v in sums])
+        found: dict[int | None, Any] = {v: axes[position[v]] for v in sums}
         # Explicit axes state it themselves.
         typed = {v: unreduced_axes(self._graph.avals[v]) for v in sums}
         found.update((v, axes) for v, axes in typed.items() if axes)

@@ -3,6 +3,7 @@ loop."""
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -155,13 +156,16 @@ def train(problem: Problem, schedule: Any, mesh: Any, specs: Any, **options: Any
     return step.compile(problem.params, state, problem.batch).cost_summary().collectives
 
 
-def over_data(collectives: Any, *kinds: str) -> list[str]:
-    """The loop's tasks that have collectives of these kinds over the data axis."""
+def over(axis: str, collectives: Any, *kinds: str) -> list[str]:
+    """The loop's tasks that have collectives of these kinds over the axis."""
     return [
         c.task
         for c in collectives
-        if "data" in c.axes.split(",") and c.kind in kinds and "loop" not in c.task
+        if axis in c.axes.split(",") and c.kind in kinds and "loop" not in c.task
     ]
+
+
+over_data = functools.partial(over, "data")
 
 
 SUMS = ("all-reduce", "reduce-scatter")
@@ -179,6 +183,8 @@ def test_nothing_is_reduced_in_the_loop(maker, axes):
         # All devices need the mean, on which the cond branches.
         ["fwd_0", "fwd_1", "fwd_2", "fwd_3"][:ranks] if maker is chosen_by_the_data else []
     )
+    if maker is not of_experts:  # whose router takes columns of sharded weights
+        assert over("model", found, "all-gather") == []
     after = [c for c in found if c.task.startswith("after_loop") and "data" in c.axes]
     assert sum(c.times for c in after) <= 2 * ranks, after  # a task reduces all weights at once
 
@@ -377,6 +383,17 @@ def each(fun: Any) -> Any:
     return lambda g, p, x: jax.tree.map(fun, g)
 
 
+def rows_by(x: Any) -> Any:
+    return (jnp.abs(x[:, 0]) * 10).astype(jnp.int32) % WIDTH
+
+
+def negative_counts(x: Any) -> Any:
+    """The first devices' terms are less than 0, their sum over all devices is 0."""
+    first = jnp.arange(ROWS)[:, None] < ROWS // 2
+    counts = [((x < 9) & rows).sum(dtype=jnp.uint32) for rows in (~first, first)]
+    return (counts[0] - counts[1]).astype(jnp.float32)
+
+
 IN_LOOP = {
     "squared": each(lambda g: g * g),
     "product with its transpose": each(lambda g: g @ g.T),
@@ -398,6 +415,20 @@ IN_LOOP = {
     "and its norm": lambda g, p, x: (g, _norm(g)),
     "and counts": lambda g, p, x: (g, (x > 0).sum(), (x > 0).any().astype(jnp.int32)),
     "sums of the batch": lambda g, p, x: (g, x.sum(0), jnp.outer(x[:, 0], x[:, 0]).sum()),
+    "and a third of a count": lambda g, p, x: (g, jax.lax.div((x > 0).sum(), 3)),
+    "and a count that was negative": lambda g, p, x: (g, negative_counts(x)),
+    "centred": each(lambda g: g - g.mean(0, keepdims=True)),
+    "tiled": each(lambda g: jnp.tile(g, (2, 1))),
+    "rows times rows": each(lambda g: g[0][:, None] * jnp.arange(3.0)),
+    "rows by the batch": lambda g, p, x: jax.tree.map(lambda w: w[rows_by(x)], g),
+    "rows by a weight": lambda g, p, x: jax.tree.map(lambda w: w[rows_by(p["a"].T)], g),
+    "rows of the batch, added": lambda g, p, x: jax.tree.map(
+        lambda w: w.at[rows_by(x)].add(x), g
+    ),
+    "turned": each(lambda g: jax.lax.complex(g, 2 * g) * (1 + 2j)),
+    "turned by a loop": each(
+        lambda g: jax.lax.fori_loop(0, 3, lambda i, c: c * 1j + g, jnp.zeros_like(g, "c8"))
+    ),
     "by a loop": each(lambda g: jax.lax.fori_loop(0, 3, lambda i, c: 0.5 * c + g, g)),
     "by a loop of its own": each(
         lambda g: jax.lax.scan(lambda c, w: (c + w, 2 * w), jnp.zeros(WIDTH), g)[1]
@@ -420,9 +451,10 @@ IN_LOOP = {
 }
 
 
-@pytest.mark.sample(9)
+@pytest.mark.sample(12)
+@pytest.mark.parametrize("axes", ({"data": 2}, {"data": 2, "model": 2}), ids=str)
 @pytest.mark.parametrize("what", IN_LOOP)
-def test_what_a_loop_does_with_gradients(what):
+def test_what_a_loop_does_with_gradients(what, axes):
     keys = jax.random.split(jax.random.key(0), 3)
     p = {
         name: jax.random.normal(k, (WIDTH, WIDTH)) for name, k in zip("ab", keys, strict=False)
@@ -441,15 +473,44 @@ def test_what_a_loop_does_with_gradients(what):
 
         return jaxpp.treduce(of_microbatch, xs, jaxpp.Std1F1B(2), operation=jaxpp.Add)
 
+    of_weights = {"a": P(None, "model"), "b": P("model")} if "model" in axes else P()
     ours = jaxpp.mpmd_jit_with_loop(
-        step, mesh_of(2, {"data": 2}), in_specs=(P(), P(None, "data"))
+        step, mesh_of(2, axes), in_specs=(of_weights, P(None, "data"))
     )(p, xs)
     each_alone = [jax.jit(lambda x: one(p, x, lambda y: y))(x) for x in xs]
     plain = jax.tree.map(lambda *values: sum(values), *each_alone)
     for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(plain), strict=True):
-        tolerance = len(xs) if a.dtype == jnp.int32 else 1e-4 * np.abs(b).max()
+        tolerance = len(xs) if what == "whole numbers" else 1e-4 * np.abs(b).max()
         tolerance *= 10 if what == "of another type" else 1
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=tolerance)
+
+
+AFTER_LOOP = {
+    "the sum and both": lambda g, h: (g + h, jnp.tanh(g), h * h),
+    "the sum and the first": lambda g, h: (g + h, jnp.sum(g * g)),
+    "the sum and the second": lambda g, h: (g + h, jnp.sum(h * h)),
+    "more sums": lambda g, h: (g + h) + g,
+    "a sum and a branch": lambda g, h: jax.lax.cond(g[0, 0] > 0, lambda: g + h, lambda: h),
+}
+
+
+@pytest.mark.parametrize("what", AFTER_LOOP)
+def test_what_a_step_does_with_two_gradients(what):
+    p = jax.random.normal(jax.random.key(0), (WIDTH, WIDTH))
+    xs = jax.random.normal(jax.random.key(1), (MICROBATCHES, ROWS, WIDTH))
+
+    def step(p: Any, xs: Any) -> Any:
+        def one(x: Any) -> Any:
+            g = jax.grad(lambda p: jnp.mean(jaxpp.mark_stage_end(jnp.tanh(x @ p)) ** 2))(p)
+            return g, 3 * g
+
+        sums = jaxpp.treduce(one, xs, jaxpp.Std1F1B(1), operation=jaxpp.Add)
+        return AFTER_LOOP[what](*sums)
+
+    run = jaxpp.mpmd_jit_with_loop(
+        step, mesh_of(1, {"data": 2}), in_specs=(P(), P(None, "data"))
+    )
+    assert_equal(run(p, xs), jax.jit(step)(p, xs), 1e-4)
 
 
 def table_of_two(p: Any, x: Any) -> Any:
@@ -463,18 +524,37 @@ def kernel_of_two(p: Any, x: Any) -> Any:
     )
 
 
-@pytest.mark.parametrize("made_of_two", [table_of_two, kernel_of_two])
-def test_two_weights_take_slices_of_one_sum(made_of_two):
+def learned_positions(p: Any, x: Any) -> Any:
+    return x + p["a"][jnp.arange(6)]
+
+
+def depthwise(p: Any, x: Any) -> Any:
+    kernel = p["a"][:3, None]
+    form = ("NWC", "WIO", "NWC")
+    return jax.lax.conv_general_dilated(
+        x, kernel, (1,), "SAME", dimension_numbers=form, feature_group_count=WIDTH
+    )
+
+
+def complex_weights(p: Any, x: Any) -> Any:
+    return jnp.real(x.astype("complex64") @ jax.lax.complex(p["a"], p["c"]))
+
+
+@pytest.mark.parametrize(
+    "stage", [table_of_two, kernel_of_two, learned_positions, depthwise, complex_weights]
+)
+def test_what_is_reduced_once(stage):
     keys = jax.random.split(jax.random.key(0), 4)
     p = {n: jax.random.normal(k, (WIDTH, WIDTH)) for n, k in zip("abc", keys, strict=False)}
     xs = jax.random.normal(keys[3], (MICROBATCHES, ROWS, 6, WIDTH))
 
     def step(p: Any, xs: Any) -> Any:
         def loss(p: Any, x: Any) -> Any:
-            hidden = jaxpp.mark_stage_end(jnp.tanh(made_of_two(p, x)))
-            return jnp.mean((hidden @ p["b"]) ** 2)
+            hidden = jaxpp.mark_stage_end(jnp.tanh(stage(p, x)))
+            mean = jnp.mean((hidden @ p["b"]) ** 2)
+            return mean, {"loss": mean}
 
-        one = lambda x: jax.grad(loss)(p, x)  # noqa: E731
+        one = lambda x: jax.value_and_grad(loss, has_aux=True)(p, x)  # noqa: E731
         return jaxpp.treduce(one, xs, jaxpp.Std1F1B(2), operation=jaxpp.Add)
 
     specs = (P(), P(None, "data"))
