@@ -55,12 +55,12 @@ JPP_API jpp_status_t* jpp_array_upload(const jpp_array_layout_t* layout,
                                        jpp_array_t** out_array) JPP_MUST_USE;
 // The same over memory that another owner provides, without a copy: `memory` is
 // [num_ranks][devices_per_rank], flat, and only read during the call; its `release` and
-// `user` are ignored. The library calls `release` exactly once: when the last holder has
-// released the array, all steps that took it are done, and the plugin no longer needs the
-// memory. After an error it calls `release` before this returns or shortly afterwards;
-// not at all if a parameter is NULL. Any thread may call it, possibly inside a call of
-// the library: it must not block, nor call the library. Errors: as
-// jpp_client_buffer_borrow().
+// `user` are ignored, and so is memory whose device is JPP_NO_DEVICE. The library calls
+// `release` exactly once: when the last holder has released the array, all steps that
+// took it are done, and the plugin no longer needs the memory. After an error it calls
+// `release` before this returns or shortly afterwards; not at all if a parameter is NULL.
+// Any thread may call it, possibly inside a call of the library: it must not block, nor
+// call the library. Errors: as jpp_client_buffer_borrow().
 JPP_API jpp_status_t* jpp_array_borrow(const jpp_array_layout_t* layout,
                                        const jpp_foreign_memory_t* memory,
                                        void (*release)(void* user),

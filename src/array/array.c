@@ -231,7 +231,7 @@ jpp_status_t* jpp_array_borrow(const jpp_array_layout_t* layout,
   *owner = (jpp_owner_t){.uses = 1, .release = release, .user = user};
   array->owner = owner;
   for (size_t i = 0; i < count_shards(array) && !status; ++i) {
-    status = borrow_shard(array, memory, i);
+    if (memory[i].device != JPP_NO_DEVICE) status = borrow_shard(array, memory, i);
   }
   if (status) {
     jpp_array_release(array);

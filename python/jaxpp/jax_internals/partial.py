@@ -33,7 +33,8 @@ _Calls = tuple[Any, ...]  # the calls that lead from main to a function
 _UNARY = frozenset(
     f"stablehlo.{name}"
     for name in (
-        "broadcast_in_dim convert dynamic_slice imag negate real reshape reverse slice transpose"
+        "broadcast_in_dim convert dynamic_slice imag negate real reshape reverse slice "
+        "transpose"
     ).split()
 )
 _SUMS = frozenset(f"stablehlo.{name}" for name in ("add", "complex", "concatenate", "subtract"))

@@ -122,6 +122,23 @@ def test_placements() -> None:
         assert np.array_equal(a, b)
 
 
+@pytest.mark.parametrize("sizes", [((1,), (4,)), ((4,), (2,))])
+def test_large_arrays_of_jax(sizes: Any) -> None:
+    """Ranks can use their memory without a copy."""
+    x = jnp.arange(4 * 8 * 16.0 * 128).reshape(4, 8, 16, 128) / 1e6
+    w = jnp.eye(256)[:, :128], jnp.eye(256)[:, 128:] + jnp.eye(256)[:, :128]
+
+    def step(w: Any, x: Any) -> Any:
+        def loss(x: Any) -> Any:
+            return jnp.sum(jaxpp.mark_stage_end(x @ w[0].T) @ w[1])
+
+        return jaxpp.treduce(loss, x, jaxpp.Std1F1B(2), operation=jaxpp.Add)
+
+    run = jaxpp.mpmd_jit_with_loop(step, mesh_of(*sizes), in_specs=(P(), P(None, "data")))
+    for _ in range(2):
+        np.testing.assert_allclose(run(w, x), jax.jit(step)(w, x), rtol=1e-5)
+
+
 def test_a_value_of_both_ranks_is_whole_on_each_device() -> None:
     mesh = mesh_of((1,), (4,))
     whole = np.arange(8, dtype=np.float32)
