@@ -44,7 +44,9 @@ from jaxpp.trace.marks import holds_marks, mark_p, mark_tangent_p
 from jaxpp.trace.memories import (
     is_in_host_memory,
     is_move,
+    is_put,
     memory_after,
+    puts_of_one,
     with_moves_around,
     without_memory,
 )
@@ -337,6 +339,9 @@ class _Walker(GraphBuilder):
     def add_call(self, eqn: JaxprEqn, operands: list[Operand]) -> list[Operand]:
         if is_move(eqn):
             return self.add_move(eqn, operands)
+        if is_put(eqn) and len(operands) > 1:
+            puts = zip(puts_of_one(eqn), operands, strict=True)
+            return [out for put, o in puts for out in self.add_call(put, [o])]
         runs_others = bool(jaxprs_in(eqn.params))
         if runs_others:
             refuse_hidden_marks(eqn)

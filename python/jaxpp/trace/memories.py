@@ -11,6 +11,7 @@ of the scan.
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -23,8 +24,10 @@ from jaxpp.mesh import memory_of
 __all__ = [
     "is_in_host_memory",
     "is_move",
+    "is_put",
     "memory_after",
     "move_of_one",
+    "puts_of_one",
     "run_in_device_memory",
     "with_moves_around",
     "without_memory",
@@ -38,17 +41,29 @@ def is_in_host_memory(aval: Any) -> bool:
 
 def is_move(eqn: JaxprEqn) -> bool:
     """Whether an equation moves arrays between memories."""
-    if eqn.primitive is not jax.lax.device_put_p:
+    if not is_put(eqn):
         return False
     if any(isinstance(device, jax.memory.Space) for device in eqn.params["devices"]):
         return True
     return any(is_in_host_memory(v.aval) for v in (*eqn.invars, *eqn.outvars))
 
 
+def is_put(eqn: JaxprEqn) -> bool:
+    """Whether an equation is a `device_put`, to another memory or not."""
+    return eqn.primitive is jax.lax.device_put_p
+
+
 def move_of_one(eqn: JaxprEqn, number: int) -> dict[str, Any]:
     """The parameters of a `device_put` for one of its arrays."""
     names = ("devices", "srcs", "copy_semantics")
     return {name: (eqn.params[name][number],) for name in names}
+
+
+def puts_of_one(eqn: JaxprEqn) -> Iterator[JaxprEqn]:
+    """A `device_put` of a tree as one for each array, which may be on different ranks."""
+    for k, pair in enumerate(zip(eqn.invars, eqn.outvars, strict=True)):
+        params = {**eqn.params, **move_of_one(eqn, k)}
+        yield eqn.replace(invars=[pair[0]], outvars=[pair[1]], params=params)
 
 
 def memory_after(eqn: JaxprEqn, number: int, where: str | None) -> str:

@@ -35,7 +35,7 @@ from jaxpp.operations import Add
 from jaxpp.trace.boxes import Bounds, Box, common_box, is_whole, sizes, whole_box
 from jaxpp.trace.inlining import inlined
 from jaxpp.trace.loop import loop_p
-from jaxpp.trace.memories import is_move, move_of_one
+from jaxpp.trace.memories import is_put, move_of_one
 from jaxpp.trace.pieces import Parted, Piece
 from jaxpp.trace.rows import constant, fold, gathered_places, moved_axes, scattered_values
 from jaxpp.trace.stage_rows import (
@@ -127,7 +127,7 @@ class _Evaluator:
             return [made]
         name = eqn.primitive.name
         called = inlined(eqn)
-        if is_move(eqn):
+        if is_put(eqn):
             return [self.moved(eqn, k, operand) for k, operand in enumerate(operands)]
         if not any(isinstance(o, Parted) for o in operands):
             if eqn.primitive is loop_p:
@@ -184,8 +184,7 @@ class _Evaluator:
     # --- Equations on parts ---
 
     def moved(self, eqn: JaxprEqn, number: int, operand: Any) -> Any:
-        """One array of a move between memories, piece by piece unless the move also
-        reshards it."""
+        """One array of a `device_put`, piece by piece unless that also reshards it."""
         aval, one = eqn.outvars[number].aval, move_of_one(eqn, number)
         sharded = isinstance(eqn.params["devices"][number], Sharding)
         if isinstance(operand, Parted) and not sharded:

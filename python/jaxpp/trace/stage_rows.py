@@ -17,7 +17,7 @@ from jaxpp.jax_internals.lines import user_line
 from jaxpp.trace.boxes import Bounds, groups
 from jaxpp.trace.loop import loop_p
 from jaxpp.trace.marks import mark_p
-from jaxpp.trace.memories import is_move
+from jaxpp.trace.memories import is_put
 from jaxpp.trace.rows import Places, fold, gathered_places, moved_axes
 from jaxpp.trace.splitting import inlined_call, is_recomputation
 
@@ -253,7 +253,7 @@ class _StageFinder:
         views = [f for f in found if isinstance(f, _OF_LEAVES)]
         if not views:
             return fold(eqn, found, in_numpy=True)
-        if is_move(eqn):
+        if is_put(eqn):
             return found
         name, known = eqn.primitive.name, all(isinstance(v, _View) for v in views)
         outs = _views_after(eqn, found) if known else None

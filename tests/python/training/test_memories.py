@@ -109,6 +109,26 @@ def test_optimizer_state_lives_on_the_host(name: str, donates: bool) -> None:
         assert found == list(described("", expected)), way
 
 
+@pytest.mark.parametrize("name", ["two ranks", "stacked", "data"])
+def test_a_tree_that_is_put_somewhere_stays_on_its_ranks(name: str) -> None:
+    ranks, axes, make = PROBLEMS[name]
+    problem, mesh = make(), mesh_of(ranks, axes)
+    step = pipelined_step(problem, jaxpp.Std1F1B(ranks))
+    on_devices = NamedSharding(mesh.lowering_mesh(), P())
+
+    def putting(params: Any, state: Any, batch: Any) -> Any:
+        params, state, *others = step(params, jax.device_put(state, on_devices), batch)
+        return jax.device_put(params, on_devices), jax.device_put(state, on_host(mesh)), *others
+
+    state = problem.optimizer.init(problem.params)
+    expected = train(jaxpp.mpmd_jit_with_loop(step, mesh), problem, copied(state))
+    found = train(jaxpp.mpmd_jit_with_loop(putting, mesh), problem, copied(state))
+    assert kinds_of(found[1]) == {"pinned_host"}
+    for a, b in zip(jax.tree.leaves(found[:2]), jax.tree.leaves(expected[:2]), strict=True):
+        assert a.mpmd_idxs == b.mpmd_idxs
+    assert_close(found, expected, 1e-6, "parameters, state and losses")
+
+
 def bytes_of(tree: Any) -> int:
     return sum(leaf.nbytes for leaf in jax.tree.leaves(tree))
 
