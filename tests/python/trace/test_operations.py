@@ -9,6 +9,7 @@ import pytest
 import jaxpp.api as jaxpp
 import models
 from equality import Problem, assert_trains_equal
+from jaxpp.jax_internals.client import host_call_targets
 
 
 def staged(between, tolerance=1e-5, **options):
@@ -136,6 +137,23 @@ def test_an_unregistered_custom_call_is_refused_by_name(any_mesh2):
     with pytest.raises(jaxpp.JaxppError, match="nobody_knows_me.*test_operations.py") as caught:
         assert_trains_equal(staged(between), jaxpp.Std1F1B(2), any_mesh2)
     assert caught.value.code == "unsupported"
+
+
+def test_a_custom_call_registered_after_the_first_step(any_mesh1):
+    assert jaxpp.mpmd_jit_with_loop(lambda x: x + 1, any_mesh1)(jnp.zeros(())) == 1
+    jnp.linalg.cholesky(jnp.eye(2)).block_until_ready()  # registers jaxlib's
+    handler = host_call_targets()["lapack_spotrf_ffi"]["execute"]
+    jax.ffi.register_ffi_target("a_cholesky_of_ours", handler, platform="cpu")
+
+    def factor(x):
+        out = jax.ShapeDtypeStruct(x.shape, x.dtype), jax.ShapeDtypeStruct((), jnp.int32)
+        layouts = {"input_layouts": [(0, 1)], "output_layouts": [(0, 1), ()]}
+        call = jax.ffi.ffi_call("a_cholesky_of_ours", out, **layouts)
+        return jnp.tril(call(x, uplo=np.uint8(ord("L")))[0])
+
+    x = jnp.array([[4.0, 2.0], [2.0, 3.0]])
+    found = jaxpp.mpmd_jit_with_loop(factor, any_mesh1)(x)
+    np.testing.assert_allclose(found, jnp.linalg.cholesky(x), rtol=1e-6)
 
 
 def for_a_platform(x):
