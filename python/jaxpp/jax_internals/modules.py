@@ -18,14 +18,8 @@ from jaxlib import xla_client
 from jaxlib.mlir import ir, passmanager
 from jaxlib.mlir.dialects import sdy, stablehlo
 
-from jaxpp.jax_internals.partial import (
-    Axes,
-    Partials,
-    behind,
-    mesh_of,
-    operations,
-    sharded_axes,
-)
+from jaxpp.jax_internals.mlir import Axes, behind, mesh_of, operations, sharded_axes
+from jaxpp.jax_internals.partial import Partials
 
 __all__ = [
     "LoweredModule",

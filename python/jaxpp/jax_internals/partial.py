@@ -16,17 +16,33 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import func, sdy, stablehlo
 
-__all__ = ["Blocked", "Partials", "behind", "mesh_of", "operations", "sharded_axes"]
+from jaxpp.jax_internals.mlir import (
+    Axes,
+    Dimensions,
+    adds,
+    behind,
+    callee,
+    is_argument,
+    is_integer,
+    is_zero,
+    keeps_sums,
+    only_user,
+    operation_of,
+    operations,
+    returned,
+    shape_of,
+    unreduced_axes,
+)
 
-Axes = frozenset[str]
-_Dimensions = list[tuple[str, ...]]
+__all__ = ["Blocked", "Partials"]
+
 _Calls = tuple[Any, ...]  # the calls that lead from main to a function
 
 # Operations of one operand that are linear in it, or that round it.
@@ -38,7 +54,6 @@ _UNARY = frozenset(
     ).split()
 )
 _SUMS = frozenset(f"stablehlo.{name}" for name in ("add", "complex", "concatenate", "subtract"))
-_COMPLEX_ZERO = "dense<(0.000000e+00,0.000000e+00)>"
 _BRANCHES = ("stablehlo.case", "stablehlo.if")
 
 # A function that returns its argument on the first device along some axes, and zeros on
@@ -74,113 +89,9 @@ class Blocked(Exception):
     location: Any
 
 
-def operations(root: Any) -> Iterator[Any]:
-    """All operations inside an operation, at any depth, in order."""
-    for region in root.regions:
-        for block in region.blocks:
-            for op in block.operations:
-                yield op.operation
-                yield from operations(op.operation)
-
-
-def sharded_axes(sharding: Any) -> _Dimensions:
-    """The mesh axes of a Shardy sharding by dimension. A dimension that is sharded over
-    part of an axis counts as whole."""
-    found = []
-    for dimension in sdy.TensorShardingAttr(sharding).dimension_shardings:
-        refs = [sdy.AxisRefAttr(ref) for ref in sdy.DimensionShardingAttr(dimension).axes]
-        parts = any(ref.sub_axis_info is not None for ref in refs)
-        found.append(() if parts else tuple(ref.name for ref in refs))
-    return found
-
-
-def mesh_of(module: Any) -> Any:
-    """The sdy.mesh of a module; None if nothing in it is sharded."""
-    found = (op.operation for op in module.regions[0].blocks[0].operations)
-    return next((op for op in found if op.name == "sdy.mesh"), None)
-
-
-def _operation(value: Any) -> Any:
-    return value.owner.operation
-
-
-def _is_argument(value: Any) -> bool:
-    return isinstance(value.owner, ir.Block)
-
-
-def _shape(value: Any) -> list[int]:
-    return ir.RankedTensorType(value.type).shape
-
-
-def _callee(call: Any) -> str:
-    name: str = ir.FlatSymbolRefAttr(call.attributes["callee"]).value
-    return name
-
-
-def _unreduced_axes(op: Any) -> Axes:
-    """The axes in a constraint that JAX writes for a partial sum on explicit axes."""
-    if op.name != "sdy.sharding_constraint":
-        return frozenset()
-    sharding = sdy.TensorShardingAttr(op.attributes["sharding"])
-    return frozenset(sdy.AxisRefAttr(ref).name for ref in sharding.unreduced_axes)
-
-
-def _is_zero(value: Any) -> bool:
-    if _is_argument(value) or _operation(value).name != "stablehlo.constant":
-        return False
-    if isinstance(ir.RankedTensorType(value.type).element_type, ir.ComplexType):
-        # The bindings cannot read such elements.
-        return _COMPLEX_ZERO in value.owner.get_asm(large_elements_limit=8)
-    constant = ir.DenseElementsAttr(value.owner.attributes["value"])
-    return constant.is_splat and not np.any(np.asarray(constant.get_splat_value().value))
-
-
-def _adds(op: Any) -> bool:
-    """Whether the op's region returns the sum of its two arguments."""
-    inner = [o.operation for o in op.regions[0].blocks[0].operations]
-    return len(inner) == 2 and inner[0].name == "stablehlo.add"
-
-
-def _is_integer(value: Any) -> bool:
-    return isinstance(ir.RankedTensorType(value.type).element_type, ir.IntegerType)
-
-
-def _only_user(value: Any) -> Any | None:
-    """The only operation that uses the value; None if several do."""
-    users = {use.owner.operation for use in value.uses}
-    return users.pop() if len(users) == 1 else None
-
-
-def behind(value: Any) -> Any:
-    """The insertion point after the operation that makes a value."""
-    if _is_argument(value):
-        return ir.InsertionPoint.at_block_begin(value.owner)
-    return ir.InsertionPoint.after(value.owner.operation)
-
-
-def _keeps_sums(convert: Any) -> bool:
-    """Whether a cast of a sum equals the sum of casts, apart from rounding."""
-    before, after = (
-        ir.RankedTensorType(v.type).element_type
-        for v in (convert.operands[0], convert.results[0])
-    )
-    if not isinstance(before, ir.IntegerType):
-        return not isinstance(after, ir.IntegerType)
-    if isinstance(after, ir.IntegerType):
-        return 1 < after.width <= before.width
-    # One device's term of an unsigned difference may be less than 0.
-    return before.width > 1 and not before.is_unsigned
-
-
 def _printed(sharding: Any) -> str:
     """A sharding in the form in which constraints print it."""
     return str(sharding).removeprefix("#sdy.sharding")
-
-
-def _returned(region: Any) -> Any:
-    """The terminator of a region."""
-    *_, last = region.blocks[0].operations
-    return last.operation
 
 
 def _meet(a: Axes | None, b: Axes | None) -> Axes | None:
@@ -200,7 +111,7 @@ class _Rule:
 
     partial: Sequence[int] = ()
     axes: Axes | None = None
-    sharded: dict[int, _Dimensions] = dataclasses.field(default_factory=dict)
+    sharded: dict[int, Dimensions] = dataclasses.field(default_factory=dict)
 
 
 class Partials:
@@ -220,8 +131,8 @@ class Partials:
         functions: dict[str, Any],
         mesh: Any,
         sizes: dict[str, int],
-        arguments: Sequence[_Dimensions | None],
-        of_ops: dict[Any, list[_Dimensions]],
+        arguments: Sequence[Dimensions | None],
+        of_ops: dict[Any, list[Dimensions]],
     ) -> None:
         self.functions = functions
         self.main = functions["main"]
@@ -240,30 +151,30 @@ class Partials:
 
     # --- Shardings ---
 
-    def _dimensions(self, value: Any, calls: _Calls) -> _Dimensions:
+    def _dimensions(self, value: Any, calls: _Calls) -> Dimensions:
         """The sharding of a value in the function that the last call in `calls` calls."""
-        number = value.arg_number if _is_argument(value) else value.result_number
-        owner = value.owner.owner.operation if _is_argument(value) else _operation(value)
+        number = value.arg_number if is_argument(value) else value.result_number
+        owner = value.owner.owner.operation if is_argument(value) else operation_of(value)
         if owner.name == "func.call":
-            end = _returned(self._called(owner).regions[0])
+            end = returned(self._called(owner).regions[0])
             return self._dimensions(end.operands[number], (*calls, owner))
         if owner.name != "func.func":
-            whole: _Dimensions = [()] * len(_shape(value))
+            whole: Dimensions = [()] * len(shape_of(value))
             found = self.of_ops.get(owner.results[0])
             # A callback's result is on one device and has no dimensions there.
             return found[number] or whole if found else whole
         if calls:
             return self._dimensions(calls[-1].operands[number], calls[:-1])
-        return self.arguments[number] or [()] * len(_shape(value))
+        return self.arguments[number] or [()] * len(shape_of(value))
 
-    def _constrained(self, value: Any, dimensions: _Dimensions, axes: Axes) -> Any:
+    def _constrained(self, value: Any, dimensions: Dimensions, axes: Axes) -> Any:
         """The value with a constraint after it that makes it unreduced over the axes."""
         with value.context, ir.Location.unknown(), behind(value):
             made = sdy.ShardingConstraintOp(value, self.attribute(dimensions, axes)).result
         self.of_ops[made] = [dimensions]
         return made
 
-    def attribute(self, dimensions: _Dimensions, axes: Axes) -> Any:
+    def attribute(self, dimensions: Dimensions, axes: Axes) -> Any:
         """The Shardy sharding, as an attribute, with these mesh axes for each dimension."""
 
         def refs(names: Any) -> list[Any]:
@@ -274,7 +185,7 @@ class Partials:
         name = self.mesh.attributes["sym_name"].value
         return sdy.TensorShardingAttr.get(name, dims, unreduced_axes=refs(ordered))
 
-    def _without(self, value: Any, calls: _Calls, axes: Axes) -> _Dimensions:
+    def _without(self, value: Any, calls: _Calls, axes: Axes) -> Dimensions:
         return [
             tuple(a for a in names if a not in axes) for names in self._dimensions(value, calls)
         ]
@@ -317,14 +228,14 @@ class Partials:
     def _ways(self, names: tuple[str, ...]) -> int:
         return int(np.prod([self.sizes[a] for a in names]))
 
-    def _divides(self, value: Any, dims: _Dimensions, which: Sequence[int]) -> bool:
+    def _divides(self, value: Any, dims: Dimensions, which: Sequence[int]) -> bool:
         """Whether all shards along these dimensions have the same size."""
-        shape = _shape(value)
+        shape = shape_of(value)
         return not any(shape[d] % self._ways(dims[d]) for d in which)
 
     def _sum_rule(self, op: Any, calls: _Calls) -> _Rule:
         """The rule of a reduction with addition."""
-        if len(op.operands) != 2 or not _adds(op) or not _is_zero(op.operands[1]):
+        if len(op.operands) != 2 or not adds(op) or not is_zero(op.operands[1]):
             raise Blocked("it is not reduced by a sum from zero", op.location)
         dims = self._dimensions(op.operands[0], calls)
         reduced = list(ir.DenseI64ArrayAttr(op.attributes["dimensions"]))
@@ -337,22 +248,22 @@ class Partials:
         """The rule of an operation that adds rows, as in the gradient of an embedding."""
         numbers = stablehlo.ScatterDimensionNumbers(op.attributes["scatter_dimension_numbers"])
         plain = len(op.operands) == 3 and not list(numbers.input_batching_dims)
-        if not plain or not _adds(op):
+        if not plain or not adds(op):
             raise Blocked("it overwrites rows instead of adding to them", op.location)
         updates, window = op.operands[2], list(numbers.update_window_dims)
         if self._axes(op, 0, calls) is not None:  # XLA takes it from the first device only
             raise Blocked("it adds rows to an array that is not zero", op.location)
         dims = self._dimensions(updates, calls)
-        rank = len(_shape(updates))
+        rank = len(shape_of(updates))
         rows = [d for d in range(rank) if d not in window]
         axes = frozenset(a for d in rows for a in dims[d])
         if not self._divides(updates, dims, rows):
             axes = frozenset()
         if not axes:
-            return _Rule([0, 2], sharded={1: [()] * len(_shape(op.operands[1]))})
+            return _Rule([0, 2], sharded={1: [()] * len(shape_of(op.operands[1]))})
         kept: list[Any] = [dims[d] for d in rows]
         kept.insert(numbers.index_vector_dim, ())
-        indices = kept[: len(_shape(op.operands[1]))]
+        indices = kept[: len(shape_of(op.operands[1]))]
         windows = [() if d in window else dims[d] for d in range(rank)]
         return _Rule([0], axes, {1: indices, 2: windows})
 
@@ -363,7 +274,7 @@ class Partials:
         dims = self._dimensions(op.operands[0], calls)
         if any(dims[d] for d in numbers.start_index_map):
             raise Blocked("it takes rows of a sharded array", op.location)
-        return _Rule([0], sharded={1: [()] * len(_shape(op.operands[1]))})
+        return _Rule([0], sharded={1: [()] * len(shape_of(op.operands[1]))})
 
     # --- Rules ---
 
@@ -388,7 +299,7 @@ class Partials:
 
     def _rule(self, op: Any, calls: _Calls) -> _Rule:
         name = op.name
-        if _unreduced_axes(op):
+        if unreduced_axes(op):
             return _Rule([0])
         if name == "sdy.sharding_constraint":
             raise Blocked("the step constrains its sharding", op.location)
@@ -398,9 +309,9 @@ class Partials:
             return self._sum_rule(op, calls)
         if name == "stablehlo.scatter":
             return self._scatter_rule(op, calls)
-        if name == "stablehlo.convert" and not _keeps_sums(op):
+        if name == "stablehlo.convert" and not keeps_sums(op):
             raise Blocked("the step converts it from or to integers", op.location)
-        if name == "stablehlo.divide" and _is_integer(op.results[0]):
+        if name == "stablehlo.divide" and is_integer(op.results[0]):
             raise Blocked("the step divides whole numbers", op.location)
         if name in _UNARY or name == "stablehlo.divide":
             return _Rule([0])
@@ -428,14 +339,14 @@ class Partials:
         has one more user, which adds it up over the microbatches, as often as `results` has
         its number.
         """
-        end = _returned(self.main.regions[0])
+        end = returned(self.main.regions[0])
         found: dict[int, Axes | Blocked | None] = {}
         uses: dict[int, set[Any]] = {}  # the values that make each of them
         for k in dict.fromkeys(results):
             value = end.operands[k]
             self._uses = []
             try:
-                if _is_argument(value):
+                if is_argument(value):
                     raise Blocked("it comes from outside the loop", self.main.location)
                 axes = self._axes_of_result(value, ())
                 if axes == frozenset():
@@ -481,22 +392,22 @@ class Partials:
             return self._partial[value]
         if value in self._kept:  # for another user
             return self._partial[self._kept[value]]
-        if _is_zero(value):
+        if is_zero(value):
             return None
         self._uses.append((value, calls, user, k))
-        if _is_argument(value):
+        if is_argument(value):
             return self._axes_of_argument(value, calls)
         return self._axes_of_result(value, calls)
 
     def _axes_of_result(self, value: Any, calls: _Calls) -> Axes | None:
-        op, k = _operation(value), value.result_number
+        op, k = operation_of(value), value.result_number
         if op.name == "stablehlo.while":
             return self._axes_of_carry(op, k, calls)
         if op.name in _BRANCHES:
-            ends = [_returned(region) for region in op.regions]
+            ends = [returned(region) for region in op.regions]
             return self._axes_of_all([(end, k) for end in ends], calls)
         if op.name == "func.call":
-            end = _returned(self._called(op).regions[0])
+            end = returned(self._called(op).regions[0])
             return self._axes(end, k, (*calls, op))
         if op.name == "stablehlo.optimization_barrier":
             return self._axes(op, k, calls)
@@ -510,7 +421,7 @@ class Partials:
         return axes
 
     def _called(self, call: Any) -> Any:
-        return self.functions[_callee(call)]
+        return self.functions[callee(call)]
 
     def _axes_of_argument(self, value: Any, calls: _Calls) -> Axes | None:
         owner, k = value.owner.owner.operation, value.arg_number
@@ -527,7 +438,7 @@ class Partials:
 
     def _axes_of_carry(self, op: Any, k: int, calls: _Calls) -> Axes | None:
         """The largest set of axes that a loop keeps from its start to its end."""
-        key, end = (op.results[k], calls), _returned(op.regions[1])
+        key, end = (op.results[k], calls), returned(op.regions[1])
         if list(op.regions[0].blocks[0].arguments[k].uses):
             raise Blocked("the step also uses it in the loop", op.location)
         axes = self._axes(op, k, calls)
@@ -551,7 +462,7 @@ class Partials:
         block = self.main.regions[0].blocks[0]
         for k, axes in arguments.items():
             self._partial[block.arguments[k]] = axes
-        end = _returned(self.main.regions[0])
+        end = returned(self.main.regions[0])
         found = self.axes(list(results))
         others = [k for k, axes in results.items() if found[k] not in (None, axes)]
         for k, axes in results.items():
@@ -576,10 +487,10 @@ class Partials:
     def _kept_value(self, value: Any, calls: _Calls, axes: Axes) -> Any:
         if value in self._partial:
             return self._kept.get(value, value)
-        if _is_argument(value):
+        if is_argument(value):
             self._keep_argument(value, calls, axes)
             return self._kept[value]
-        if _is_zero(value):
+        if is_zero(value):
             # The barrier prevents a merge with a zero that is not partial.
             with value.context, ir.Location.unknown(), behind(value):
                 own = stablehlo.OptimizationBarrierOp([value]).results[0]
@@ -588,7 +499,7 @@ class Partials:
             kept = self._constrained(value, self._without(value, calls, axes), axes)
             self._kept[value] = kept
             self._partial[kept] = axes
-            self._keep_operands(_operation(value), value.result_number, calls, axes)
+            self._keep_operands(operation_of(value), value.result_number, calls, axes)
         return self._kept[value]
 
     def _keep_argument(self, value: Any, calls: _Calls, axes: Axes) -> None:
@@ -609,7 +520,7 @@ class Partials:
     def _keep_carry(self, op: Any, k: int, calls: _Calls, axes: Axes) -> None:
         argument = op.regions[1].blocks[0].arguments[k]
         if argument not in self._partial:
-            end = _returned(op.regions[1])
+            end = returned(op.regions[1])
             self._constrain_argument(argument, calls, axes)
             self._keep_operand(op, k, calls, axes)
             self._keep_operand(end, k, calls, axes)
@@ -620,10 +531,10 @@ class Partials:
             self._keep_carry(op, k, calls, axes)
         elif op.name in _BRANCHES:
             for region in op.regions:
-                self._keep_operand(_returned(region), k, calls, axes)
+                self._keep_operand(returned(region), k, calls, axes)
         elif op.name == "func.call":
             self._own_function(op)
-            end = _returned(self._called(op).regions[0])
+            end = returned(self._called(op).regions[0])
             self._keep_operand(end, k, (*calls, op), axes)
         elif op.name == "stablehlo.optimization_barrier":
             self._keep_operand(op, k, calls, axes)
@@ -639,7 +550,7 @@ class Partials:
     def _drop_repeated(self, op: Any, calls: _Calls) -> None:
         """Takes the dimensions of size 1 that a broadcast repeats out of its operand. XLA makes
         several operations of a broadcast that has them, and reduces before the last one."""
-        value, shape = op.operands[0], _shape(op.results[0])
+        value, shape = op.operands[0], shape_of(op.results[0])
         kind, to = ir.RankedTensorType(value.type), op.attributes["broadcast_dimensions"]
         dims = list(enumerate(ir.DenseI64ArrayAttr(to)))
         left = [(k, d) for k, d in dims if kind.shape[k] == shape[d]]
@@ -694,7 +605,7 @@ class Partials:
         if call.results[0] in self._copied:
             return
         function = self._called(call)
-        name = self._add_function(function.operation, _callee(call))
+        name = self._add_function(function.operation, callee(call))
         with call.context:
             call.attributes["callee"] = ir.FlatSymbolRefAttr.get(name)
         copy = self.functions[name]
@@ -706,8 +617,8 @@ class Partials:
     def _share_copies(self) -> None:
         """Makes calls of equal copies of a function call the same copy."""
         first: dict[str, str] = {}
-        for call in map(_operation, self._copied):
-            name = _callee(call)
+        for call in map(operation_of, self._copied):
+            name = callee(call)
             body = str(self.functions[name].operation).partition("(")[2]
             shared = first.setdefault(body, name)
             if shared != name:
@@ -724,14 +635,14 @@ class Partials:
         while left:
             value = left.pop()
             axes = self._partial[value]
-            op = _only_user(value)
-            if op and _unreduced_axes(op) == axes:
+            op = only_user(value)
+            if op and unreduced_axes(op) == axes:
                 self._partial[op.results[0]] = axes
                 left.append(op.results[0])
                 continue
             if op and op.name == "stablehlo.add":
                 terms = [v for v in op.operands if v != value]
-                shared = any(v in left and not _only_user(v) for v in terms)
+                shared = any(v in left and not only_user(v) for v in terms)
                 if not shared and all(self._partial.get(v) == axes for v in terms):
                     left = [v for v in left if v not in terms]
                     if op.results[0] in self._kept:
