@@ -37,6 +37,7 @@ __all__ = [
     "drop_unused_passengers",
     "evaluate",
     "is_differentiated",
+    "is_high",
     "is_ordered",
     "is_recomputed",
     "is_ref",
@@ -126,6 +127,12 @@ def is_ref(value: Any) -> bool:
     """Whether a value, or a variable of a jaxpr, is a `jax.Ref`."""
     aval = value.aval if isinstance(value, jax_core.Var) else jax.typeof(value)
     return isinstance(aval, AbstractRef)
+
+
+# JAX 0.10.2: Jaxpr.is_high.
+def is_high(jaxpr: Jaxpr) -> bool:
+    """Whether a jaxpr has values of types that JAX itself lowers to others, with a state."""
+    return bool(getattr(jaxpr, "is_high", False))
 
 
 # JAX 0.10.2: state.discharge.discharge_state; core.internal_mutable_array_effect, of an

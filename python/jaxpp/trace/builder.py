@@ -16,7 +16,7 @@ from jaxpp.mesh import memory_of
 from jaxpp.placements import physical_type
 from jaxpp.trace.copies import first_row
 from jaxpp.trace.front import FrontOp, Operand
-from jaxpp.trace.keys import literal_key, param_key
+from jaxpp.trace.keys import ParamKeys, literal_key
 from jaxpp.trace.literals import StageConstants
 from jaxpp.trace.loop import closed_over_error
 from jaxpp.trace.splitting import Branch, Part
@@ -33,6 +33,7 @@ class GraphBuilder:
         self.ops: dict[int, FrontOp] = {}
         # Numbers of equations, equal for those that compute the same.
         self.codes: dict[Any, int] = {}
+        self.keys = ParamKeys()
         self.avals: dict[int, Any] = {}
         self.num_ops = 0
         self.transposed: set[int] = set()  # values that autodiff computes
@@ -116,7 +117,9 @@ class GraphBuilder:
         # A task's computation does not depend on its ranks and name.
         of_task = {"jaxpr": params["jaxpr"]} if kind == _core.OP_TASK else None
         settings = settings_key(eqn) if eqn else None
-        computed = (primitive, param_key(of_task or params), settings)
+        # Parts that are rejoined become the whole equation.
+        whole = self.keys.of(part.whole.eqn.params) if part else None
+        computed = (primitive, self.keys.of(of_task or params), settings, whole)
         code = self._code(computed, operands)
         if self.outside is not None and kind not in (_core.OP_MARK, _core.OP_MARK_BACKWARD):
             self.constants.note(self.num_ops, computed, operands)

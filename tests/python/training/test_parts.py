@@ -1,8 +1,10 @@
-"""Stages that do more than others: the part that all stages share is compiled once."""
+"""Stages that do more than others: the part that all stages share is compiled once. Stages with
+scans, loops and conditions share a module as well, unless these differ."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -11,9 +13,18 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.extend.core import ClosedJaxpr
 
 import jaxpp.api as jaxpp
-from equality import Problem, assert_trains_equal, make_mesh, modules_of, pipelined_step
+from equality import (
+    Problem,
+    assert_trains_equal,
+    compiler_options,
+    make_mesh,
+    modules_of,
+    pipelined_step,
+)
+from jaxpp.trace.keys import ParamKeys
 
 STAGES, WIDTH, VOCABULARY = 4, 64, 96
 
@@ -117,7 +128,10 @@ def module_of_each(problem: Problem) -> dict[str, int]:
     """The index of each task's module under 1F1B, by the task's name."""
     state = (problem.params, problem.optimizer.init(problem.params))
     step = jaxpp.mpmd_jit_with_loop(
-        pipelined_step(problem, jaxpp.Std1F1B(STAGES)), make_mesh(STAGES), donate_argnums=(0, 1)
+        pipelined_step(problem, jaxpp.Std1F1B(STAGES)),
+        make_mesh(STAGES),
+        donate_argnums=(0, 1),
+        compiler_options=compiler_options(),
     ).compile(*state, problem.batch)
     tasks = step._traced.staged.tasks()
     return {t.name: m for t, m in zip(tasks, modules_of(step).of_task, strict=True)}
@@ -154,3 +168,214 @@ def test_explain_counts_all_parts_of_a_stage() -> None:
     np.testing.assert_allclose(forward, forward[1], rtol=0.02)
     np.testing.assert_allclose(backward[1:], backward[1], rtol=0.02)
     assert "move layers" not in text
+
+
+# --- Scans, loops and conditions in stages ----------------------------------------------------
+
+SMALL = 8
+TABLE = jnp.linspace(0.5, 1.5, SMALL)
+OTHER_TABLE = jnp.linspace(0.5, 1.5, SMALL)
+
+
+def row(w: Any, x: jax.Array) -> jax.Array:
+    return x + jnp.tanh(x @ w) * TABLE
+
+
+def scanned(w: Any, x: jax.Array, stage: int, layer: Any = row, **options: Any) -> jax.Array:
+    return jax.lax.scan(lambda x, w: (layer(w, x), None), x, w, **options)[0]
+
+
+def rematerialised(w: Any, x: jax.Array, stage: int) -> jax.Array:
+    policy = jax.checkpoint_policies.save_only_these_names("none")
+    return scanned(w, x, stage, jax.checkpoint(row, policy=policy))
+
+
+def mapped(w: Any, x: jax.Array, stage: int) -> jax.Array:
+    return jax.lax.map(lambda x: row(w[0], x), x)
+
+
+def counted(w: Any, x: jax.Array, stage: int) -> jax.Array:
+    """The numbers from which the stages count differ, and become arguments."""
+    return jax.lax.fori_loop(stage, stage + 2, lambda i, x: row(w[0], x) / (1 + i / 8), x)
+
+
+def chosen(w: Any, x: jax.Array, stage: int) -> jax.Array:
+    return jax.lax.cond(x.sum() > 0, lambda x: row(w[0], x), lambda x: x * 0.5, x)
+
+
+def repeated_until(w: Any, x: jax.Array, stage: int) -> jax.Array:
+    """A loop that is not differentiated, with rules for the derivatives of what is in it."""
+
+    def halve(x: jax.Array) -> jax.Array:
+        return jax.nn.relu(x) * 0.5
+
+    limit = jax.lax.while_loop(lambda x: x.max() > 1, halve, jax.lax.stop_gradient(x))
+    return row(w[0], x) + limit
+
+
+def looping(layer: Callable[..., jax.Array]) -> Problem:
+    """Stages that call `layer(weights of two layers, x, number of the stage)`."""
+
+    def loss(params: Any, x: jax.Array, i: Any, mark: Any) -> Any:
+        for stage, w in enumerate(params):
+            x = mark(layer(w, x, stage))
+        return jnp.mean(x**2), ()
+
+    rng = np.random.default_rng(0)
+
+    def weight(*shape: int) -> jax.Array:
+        return jnp.asarray(rng.normal(size=shape) / SMALL**0.5, jnp.float32)
+
+    params = [weight(2, SMALL, SMALL) for _ in range(STAGES)]
+    return Problem(loss, params, weight(4, 3, SMALL), optax.sgd(0.1))
+
+
+LOOPS = [scanned, rematerialised, mapped, counted, chosen, repeated_until]
+
+
+@pytest.mark.parametrize("layer", LOOPS)
+def test_stages_with_equal_loops_share_a_module(layer: Any) -> None:
+    module = module_of_each(looping(layer))
+    assert module["fwd_1"] == module["fwd_2"]
+    assert module["bwd_1"] == module["bwd_2"]
+
+
+def all_loops(w: Any, x: jax.Array, stage: int) -> jax.Array:
+    for layer in LOOPS:
+        x = layer(w, x, stage) / 2
+    return x
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda s: type(s).__name__)
+def test_stages_with_loops_train_as_plain_jax_does(schedule: Any) -> None:
+    mesh = make_mesh(getattr(schedule, "mpmd_dim", STAGES))
+    assert_trains_equal(looping(all_loops), schedule, mesh)
+
+
+def with_own_factor(w: Any, x: jax.Array, stage: int) -> jax.Array:
+    return scanned(w, x, stage, lambda w, x: row(w, x) * (1 - stage / 8))
+
+
+def with_own_direction(w: Any, x: jax.Array, stage: int) -> jax.Array:
+    return scanned(w, x, stage, reverse=stage % 2 == 1)
+
+
+def with_own_function(w: Any, x: jax.Array, stage: int) -> jax.Array:
+    return scanned(w, x, stage, lambda w, x: (jnp.cos if stage % 2 else jnp.sin)(row(w, x)))
+
+
+def with_own_order(w: Any, x: jax.Array, stage: int) -> jax.Array:
+    return scanned(w, x, stage, lambda w, x: row(w, x) - x if stage % 2 else x - row(w, x))
+
+
+def with_own_count(w: Any, x: jax.Array, stage: int) -> jax.Array:
+    return jax.lax.fori_loop(0, 1 + stage, lambda _, x: row(w[0], x), x)
+
+
+UNLIKE = [with_own_factor, with_own_direction, with_own_function, with_own_order]
+UNLIKE += [with_own_count]
+
+
+@pytest.mark.parametrize("layer", UNLIKE)
+def test_stages_whose_loops_differ_share_no_module(layer: Any) -> None:
+    module = module_of_each(looping(layer))
+    assert module["fwd_1"] != module["fwd_2"]
+    assert module["bwd_1"] != module["bwd_2"]
+
+
+def test_stages_whose_loops_differ_train_as_plain_jax_does() -> None:
+    def layer(w: Any, x: jax.Array, stage: int) -> jax.Array:
+        for unlike in UNLIKE:
+            x = unlike(w, x, stage) / 2
+        return x
+
+    assert_trains_equal(looping(layer), SCHEDULES[0], make_mesh(STAGES))
+
+
+# --- Keys of jaxprs ---------------------------------------------------------------------------
+
+
+@jax.custom_jvp
+def with_rule(x: Any) -> Any:
+    return jnp.sin(x) + 1
+
+
+with_rule.defjvp(lambda given, t: (with_rule(*given), t[0]))
+
+
+def traced(
+    factor: float = 0.0,
+    function: Any = with_rule,
+    swapped: bool = False,
+    table: Any = TABLE,
+    start: Any = np.float32(1),  # noqa: B008
+    rows: Any = np.ones(3, np.float32),  # noqa: B008
+    limit: int = 5,
+    around: Any = jax.jit,
+    **options: Any,
+) -> ClosedJaxpr:
+    """A scan with a condition and a loop in it, traced anew by each call."""
+
+    def body(x: Any, row: Any) -> Any:
+        y = around(lambda x: function(x) * factor)(x)
+        x = x - y if swapped else y - x
+        x = jax.lax.while_loop(lambda x: x > limit, lambda x: x - 1, x)
+        return jax.lax.cond(row > 0, lambda: x, lambda: y), jnp.sum(row * table)
+
+    return jax.make_jaxpr(lambda *args: jax.lax.scan(body, *args, **options))(start, rows)
+
+
+DIFFERENT: dict[str, Callable[[], ClosedJaxpr]] = {
+    "nothing": traced,
+    "literal": lambda: traced(factor=0.5),
+    "sign of zero": lambda: traced(factor=-0.0),
+    "primitive": lambda: traced(function=jnp.cos),
+    "primitive in a function with a rule": lambda: traced(function=jax.nn.relu),
+    "order of operands": lambda: traced(swapped=True),
+    "constant": lambda: traced(table=OTHER_TABLE),
+    "dtype": lambda: traced(start=np.float16(1)),
+    "dtype of rows": lambda: traced(rows=np.ones(3, np.int32)),
+    "weak type": lambda: traced(start=1.0),
+    "number of iterations": lambda: traced(rows=np.ones(4, np.float32)),
+    "condition": lambda: traced(limit=6),
+    "reverse": lambda: traced(reverse=True),
+    "unroll": lambda: traced(unroll=3),
+    "checkpoint": lambda: traced(around=jax.checkpoint),
+    "no call": lambda: traced(around=lambda f: f),
+    "effect": lambda: traced(function=lambda x: [jax.debug.print("x"), jnp.sin(x) + 1][1]),
+    "precision": lambda: traced(function=lambda x: jax.lax.reduce_precision(x, 5, 10)),
+    "parameter": lambda: traced(function=lambda x: jax.lax.reduce_precision(x, 8, 10)),
+}
+
+
+def test_keys_are_equal_only_for_jaxprs_that_compute_the_same() -> None:
+    keys = ParamKeys()
+    made = {what: keys.of(trace()) for what, trace in DIFFERENT.items()}
+    for what, key in made.items():
+        assert [other for other, own in made.items() if own == key] == [what]
+        if what != "effect":  # a callback is another function each time
+            assert keys.of(DIFFERENT[what]()) == key, what
+
+
+def test_keys_know_the_settings_of_equations() -> None:
+    keys = ParamKeys()
+
+    def key(partitionable: bool) -> Any:
+        with jax.threefry_partitionable(partitionable):
+            return keys.of(traced())
+
+    assert key(True) == key(True) != key(False)
+
+
+def test_keys_keep_what_they_compare_by_identity() -> None:
+    """Otherwise, a new constant could get the id of an old one."""
+    keys, jaxpr = ParamKeys(), traced().jaxpr
+    made = {keys.of(ClosedJaxpr(jaxpr, [np.ones(SMALL)])) for _ in range(20)}
+    assert len(made) == 20
+
+
+def test_keys_of_jaxprs_that_are_gone() -> None:
+    """A jaxpr could get the id of another that was compared."""
+    keys = ParamKeys()
+    assert len({keys.of(traced(factor=float(k)).jaxpr) for k in range(20)}) == 20
