@@ -96,11 +96,13 @@ enum {
   // A second input, an s32[] or u32[], is added to `attr`; the sum is clamped to the rows
   // from which on the output fits.
   JPP_OP_COPY = 8,
+  // All elements of its outputs are zero, such as the gradient of a frozen weight.
+  JPP_OP_ZEROS = 16,
 };
 
 typedef struct jpp_op {
   uint8_t kind;   // jpp_op_kind_t
-  uint8_t flags;  // JPP_OP_CHEAP | JPP_OP_BACKWARD | JPP_OP_EFFECT | JPP_OP_COPY
+  uint8_t flags;  // JPP_OP_CHEAP | JPP_OP_BACKWARD | ... | JPP_OP_ZEROS
   uint32_t attr;  // mark: stage; loop: loop id; init and accumulate: result index;
                   // unpack: an element; JPP_OP_COPY: a row
   uint32_t loop;  // the loop whose body it belongs to; JPP_NONE outside

@@ -27,7 +27,7 @@
 //     share), each task has an accumulator, and the parts are summed after the loop. A
 //     loop of one microbatch has no accumulators: its tasks make its results. A small
 //     stage has one accumulator for all of its small sums of a dtype, if the graph is not
-//     sharded.
+//     sharded. A sum of zeros depends on no loop and has no accumulator.
 //  4. Outside the loops, copies of a value are equal to the bit: one rank makes it and
 //     sends it, or all ranks that make it run the same task on inputs that are equal too.
 //  5. An op outside the loops that depends on no loop runs on every rank that needs its

@@ -270,6 +270,7 @@ static jpp_status_t* parse_op_inputs(parser_t* p) {
 static uint8_t flag_at(const parser_t* p) {
   if (at_word(p, "cheap")) return JPP_OP_CHEAP;
   if (at_word(p, "backward")) return JPP_OP_BACKWARD;
+  if (at_word(p, "zeros")) return JPP_OP_ZEROS;
   return at_word(p, "effect") ? JPP_OP_EFFECT : 0;
 }
 
