@@ -8,6 +8,7 @@
 
 #include "base/bytes.h"
 #include "partition/partitioner.h"
+#include "task/ids.h"
 
 enum { kDefaultSmallBytes = 4096, kFewBytes = 64 };
 
@@ -22,6 +23,7 @@ typedef struct placer {
   bool* everywhere;
   uint64_t* weight;  // [values] how much an operand influences where its users run
   bool* is_output;   // [values] left on the ranks that make it
+  bool* is_next;     // [values] of these, one that the next step takes
   uint64_t* left;    // [values * words] for outputs, the ranks that the user wants
   // [ops] a sum whose only user is another sum.
   bool* inner;
@@ -369,12 +371,13 @@ static void need_by_stage_tasks(placer_t* c) {
   }
 }
 
-// Adds the needs of ops that depend on no loop and that loops need.
-static void need_for_loops(const placer_t* c) {
+// Adds the needs of ops that run on every rank that needs their results, as far as these
+// needs are known before outputs are placed.
+static void need_of_unfixed(const placer_t* c) {
   jpp_partitioner_t* p = c->p;
   for (size_t i = c->order.count; i-- > 0;) {
     const jpp_op_t* op = &p->ops.data[c->order.data[i]];
-    if (!op->num_outputs || c->anchored[op->first_output]) continue;
+    if (!op->num_outputs || is_fixed(c, op->first_output)) continue;
     if (op->flags & JPP_OP_EFFECT) continue;  // runs once
     memset(c->scratch, 0, p->words * sizeof(*c->scratch));
     for (uint32_t k = 0; k < op->num_outputs; ++k) {
@@ -386,12 +389,44 @@ static void need_for_loops(const placer_t* c) {
   }
 }
 
+static bool is_unneeded(const placer_t* c, uint32_t value) {
+  return jpp__ranks_first(jpp__need_at(c->p, value), c->p->words) == JPP_NONE;
+}
+
+// Adds a need of each array for the next step that depends on no loop and that nothing
+// else uses, for example the moving average of a frozen weight: a rank that needs one of
+// the values from which it is computed.
+static jpp_status_t* need_beside_operands(const placer_t* c) {
+  jpp_partitioner_t* p = c->p;
+  // [values] a rank that needs it or, if none does, a value that it is computed from.
+  uint32_t* near = NULL;
+  JPP_RETURN_IF_ERROR(jpp__ids_create(&p->scratch, p->values.count, &near));
+  for (uint32_t value = 0; value < p->values.count; ++value) {
+    near[value] = jpp__ranks_first(jpp__need_at(p, value), p->words);
+  }
+  for (size_t i = 0; i < c->order.count; ++i) {
+    const jpp_op_t* op = &p->ops.data[c->order.data[i]];
+    uint32_t rank = JPP_NONE;
+    for (uint32_t k = 0; k < op->num_inputs && rank == JPP_NONE; ++k) {
+      if (is_array(c, op->inputs[k])) rank = near[op->inputs[k]];
+    }
+    for (uint32_t k = 0; k < op->num_outputs && rank != JPP_NONE; ++k) {
+      uint32_t value = op->first_output + k;
+      if (near[value] != JPP_NONE) continue;
+      near[value] = rank;
+      bool stays = c->is_next[value] && is_array(c, value) && !c->anchored[value];
+      if (stays) jpp__ranks_add(jpp__need_at(p, value), rank);
+    }
+  }
+  return NULL;
+}
+
 // A small output that depends on no loop is left on all ranks. An array that the step
-// passes on unchanged stays on the ranks that take it.
+// passes on unchanged, or that the next step takes, stays on the ranks that take it.
 static bool is_left_on_all(const placer_t* c, uint32_t value) {
-  bool passed_on = c->p->values.data[value].producer == JPP_NONE && is_array(c, value);
-  uint32_t rank = jpp__ranks_first(jpp__need_at(c->p, value), c->p->words);
-  return is_small(c, value) && (!passed_on || rank == JPP_NONE);
+  bool passed_on = c->p->values.data[value].producer == JPP_NONE || c->is_next[value];
+  bool stays = passed_on && is_array(c, value) && !is_unneeded(c, value);
+  return is_small(c, value) && !stays;
 }
 
 // An output of the step is left on the ranks of its users; without users it is left on
@@ -540,6 +575,7 @@ static jpp_status_t* allocate_tables(placer_t* c) {
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&p->scratch, values, &c->everywhere));
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&p->scratch, values, &c->weight));
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&p->scratch, values, &c->is_output));
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&p->scratch, values, &c->is_next));
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&p->scratch, values * p->words, &c->left));
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&p->scratch, ops, &c->inner));
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&p->scratch, values, &c->phase));
@@ -553,7 +589,10 @@ static void note_outputs(const placer_t* c) {
   for (uint32_t i = 0; i < p->graph->num_outputs; ++i) {
     const jpp_graph_output_t* output = &p->graph->outputs[i];
     uint32_t value = p->alias[output->value];
-    if (!output->num_ranks) c->is_output[value] = true;
+    if (!output->num_ranks) {
+      c->is_output[value] = true;
+      c->is_next[value] |= output->next != JPP_NONE;
+    }
     jpp__ranks_add_all(left_at(c, value), output->ranks, output->num_ranks);
   }
 }
@@ -566,9 +605,13 @@ static jpp_status_t* place_all(placer_t* c) {
   anchor_results(c);
   need_by_stage_tasks(c);
   JPP_RETURN_IF_ERROR(place_forward(c));
-  // Ops run on the ranks whose loops need their results in the next step.
-  need_for_loops(c);
-  need_as_next_args(c);
+  // Ops run on the ranks that need their results in the next step: first, those whose
+  // loops need them, for example weights; then, those that update these.
+  for (int i = 0; i < 2; ++i) {
+    need_of_unfixed(c);
+    need_as_next_args(c);
+  }
+  JPP_RETURN_IF_ERROR(need_beside_operands(c));
   JPP_RETURN_IF_ERROR(place_backward(c));
   need_of_plain_outputs(c);
   need_as_next_args(c);

@@ -6,6 +6,9 @@
 // A loop of one microbatch keeps nothing between runs: the task that makes a value also
 // makes the initial state, and its update makes the result.
 //
+// A sum of zeros, such as the gradient of a frozen weight, has no accumulator: it is made
+// outside the loop and depends on no rank.
+//
 // Small sums of a small stage are packed: a task sums all of the same dtype in one array,
 // which is one argument and one result of its calls, and unpacked after the loop.
 #include <stdlib.h>
@@ -283,10 +286,33 @@ static jpp_status_t* find_terms(reducer_t* r, uint32_t value, bool is_sum) {
   return JPP_VEC_PUSH(&r->tasks, task);
 }
 
+static bool is_zeros(const jpp_partitioner_t* p, uint32_t value) {
+  uint32_t producer = p->values.data[value].producer;
+  return producer != JPP_NONE && p->ops.data[producer].flags & JPP_OP_ZEROS;
+}
+
+// Makes the result, a sum of zeros, outside the loop, on each rank that needs it.
+static jpp_status_t* add_zeros(reducer_t* r, uint32_t result) {
+  jpp_partitioner_t* p = r->p;
+  uint32_t output = p->ops.data[p->graph->loops[r->loop].op].first_output + result;
+  jpp_op_t init = {.kind = JPP_OP_INIT,
+                   .flags = JPP_OP_CHEAP,
+                   .attr = result,
+                   .loop = r->loop,
+                   .first_output = output,
+                   .num_outputs = 1,
+                   .name = "init"};
+  uint32_t op = 0;
+  JPP_RETURN_IF_ERROR(jpp__partition_add_op(p, &init, &op));
+  p->values.data[output].producer = op;
+  return JPP_VEC_PUSH(&r->inits, op);
+}
+
 static jpp_status_t* reduce_result(reducer_t* r, uint32_t result) {
   const jpp_loop_t* loop = &r->p->graph->loops[r->loop];
   uint32_t value = r->p->alias[loop->results[result].value];
   bool is_sum = loop->results[result].reduce == JPP_REDUCE_ADD;
+  if (is_sum && is_zeros(r->p, value)) return add_zeros(r, result);
   JPP_RETURN_IF_ERROR(find_terms(r, value, is_sum));
   if (r->tree.leaves.count > 1 || loop->results[result].partial) {
     return add_split_result(r, result);

@@ -253,6 +253,39 @@ static void test_parts_of_a_shared_gradient_are_summed_on_all_its_ranks(void** s
   plan_free(&planned);
 }
 
+// The argument with this name is passed on `rank` alone.
+static void assert_only_on(const planned_t* planned, const char* name, uint32_t rank) {
+  const jpp_graph_t* graph = planned->graph;
+  for (uint32_t a = 0; a < graph->num_args; ++a) {
+    if (strcmp(graph->values[graph->args[a].value].name, name) != 0) continue;
+    for (uint32_t r = 0; r < planned->ranks; ++r) {
+      assert_int_equal(jpp_rank_set_has(planned->staged->args[a].ranks, r), r == rank);
+    }
+    return;
+  }
+  fail_msg("no argument %s", name);
+}
+
+static void test_frozen_weights_stay_on_their_ranks(void** state) {
+  (void)state;
+  static const char* const kSchedules[] = {"1f1b", "zb-h1"};
+  for (size_t i = 0; i < 2; ++i) {
+    planned_t planned;
+    ASSERT_OK(plan_file("lora", &(plan_options_t){.schedule = kSchedules[i]}, &planned));
+    // Those of a0 and a1, and the maximum, which zeros determine as any other values do.
+    assert_int_equal(planned.staged->num_accumulators, 3);
+    assert_only_on(&planned, "w0", 0);
+    assert_only_on(&planned, "w1", 1);
+    assert_only_on(&planned, "momentum of w1", 1);
+    assert_only_on(&planned, "average of w1", 1);
+    assert_only_on(&planned, "s1", 1);
+    for (uint32_t k = 0; k < planned.plan->num_channels; ++k) {
+      assert_int_equal(planned.report->channels[k].messages, 3);
+    }
+    plan_free(&planned);
+  }
+}
+
 static void test_masks_are_made_again_and_never_sent(void** state) {
   (void)state;
   planned_t planned;
@@ -428,6 +461,7 @@ int main(void) {
       cmocka_unit_test(test_rules_hold_for_every_plan),
       cmocka_unit_test(test_casts_run_once_a_step_on_the_ranks_that_use_them),
       cmocka_unit_test(test_parts_of_a_shared_gradient_are_summed_on_all_its_ranks),
+      cmocka_unit_test(test_frozen_weights_stay_on_their_ranks),
       cmocka_unit_test(test_masks_are_made_again_and_never_sent),
       cmocka_unit_test(test_skip_goes_straight_to_its_user),
       cmocka_unit_test(test_peak_is_what_the_schedule_promises),

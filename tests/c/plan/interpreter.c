@@ -33,6 +33,10 @@ static uint64_t reduce(uint8_t kind, uint64_t state, uint64_t value, uint64_t in
 // Computes ops of graphs, and ops that the planner adds. `values` is [num_values].
 static void run_op(const jpp_graph_t* graph, const jpp_op_t* op, uint64_t* values) {
   uint64_t* out = values + op->first_output;
+  if (op->flags & JPP_OP_ZEROS) {
+    for (uint32_t i = 0; i < op->num_outputs; ++i) out[i] = 0;
+    return;
+  }
   uint64_t hash =
       op->kind == JPP_OP_CALL || op->kind == JPP_OP_TASK ? hash_name(op->name) : 0;
   switch (op->kind) {
