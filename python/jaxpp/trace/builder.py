@@ -21,6 +21,7 @@ from jaxpp.trace.literals import StageConstants
 from jaxpp.trace.loop import closed_over_error
 from jaxpp.trace.splitting import Branch, Part
 from jaxpp.trace.work import flops
+from jaxpp.trace.zeros import Zeros
 
 __all__ = ["GraphBuilder"]
 
@@ -37,6 +38,7 @@ class GraphBuilder:
         self.avals: dict[int, Any] = {}
         self.num_ops = 0
         self.transposed: set[int] = set()  # values that autodiff computes
+        self.zeros = Zeros()
         self.memories: dict[int, str] = {}  # the memories of values outside device memory
         self.num_args = 0  # arguments are the first values
         self.consts: list[Any] = []
@@ -114,6 +116,9 @@ class GraphBuilder:
             row = first_row(name, params, operands, self.avals, avals[0])
             if row is not None:
                 flags, attr = flags | _core.FLAG_COPY, row
+        makes_zeros = len(avals) == 1 and part is None and not branches
+        if makes_zeros and self.zeros.is_made_by(primitive, operands):
+            flags |= _core.FLAG_ZEROS
         # A task's computation does not depend on its ranks and name.
         of_task = {"jaxpr": params["jaxpr"]} if kind == _core.OP_TASK else None
         settings = settings_key(eqn) if eqn else None
@@ -132,6 +137,8 @@ class GraphBuilder:
             primitive, params, operands, first, count, code, eqn, branches, part
         )
         self.num_ops += 1
+        if flags & _core.FLAG_ZEROS:
+            self.zeros.add(first)
         if flags & _core.FLAG_BACKWARD:
             self.transposed.update(range(first, first + len(avals)))
         for k, (aval, own) in enumerate(zip(avals, memories, strict=True)):

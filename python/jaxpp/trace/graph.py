@@ -132,6 +132,8 @@ class _Walker(GraphBuilder):
             return self.add_transfer(eqn, operands)
         if eqn.primitive in MARKS:
             return self.add_mark(eqn, operands)
+        if eqn.primitive.name == "stop_gradient":
+            return operands  # an op would copy a frozen weight once a step
         called = inlined(eqn)
         if called is None and self.outside is not None and self.gathers:
             outs = self.add_cast_weight(eqn, operands, self.gathers)

@@ -30,7 +30,7 @@ ELEMENTWISE = {
     *("log2", "one_minus_square"),  # since JAX 0.11
     *("copy_p", "reduce_precision", "real", "imag", "conj", "not", "pow", "add", "sub"),
     *("mul", "div", "rem", "max", "min", "add_any", "and", "or", "xor", "eq", "ne", "lt"),
-    *("le", "gt", "ge", "atan2", "nextafter", "select_n", "clamp"),
+    *("le", "gt", "ge", "atan2", "nextafter", "select_n", "clamp", "stop_gradient"),
 }
 
 

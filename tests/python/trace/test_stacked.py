@@ -129,6 +129,23 @@ def test_memory_is_that_of_weights_by_layer(mesh4: Any) -> None:
     assert peaks[0] < 1.1 * peaks[1]
 
 
+def test_frozen_rows_stay_on_their_ranks(mesh4: Any) -> None:
+    problem = problem_of(one_by_one)
+    trained = problem.loss
+    problem.params = {"frozen": problem.params, "scale": jnp.ones(8)}
+
+    def loss(params: Any, mb: Any, i: Any, mark: Any) -> Any:
+        mb = {**mb, "x": mb["x"] * params["scale"].sum() / 8}
+        return trained(jax.lax.stop_gradient(params["frozen"]), mb, i, mark)
+
+    problem.loss = loss
+    step = assert_trains_equal(problem, jaxpp.Std1F1B(4), mesh4, in_specs=None)
+    assert cut_arguments(step, problem) == 2 * 3
+    state = problem.optimizer.init(problem.params)
+    summary = step.compile(problem.params, state, problem.batch).cost_summary()
+    assert max(link.bytes for link in summary.links) == problem.batch["x"].nbytes
+
+
 # --- What the user sees -----------------------------------------------------------------
 
 

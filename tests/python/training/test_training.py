@@ -62,6 +62,51 @@ def test_moving_average_of_the_parameters(any_mesh4: Any) -> None:
     assert_trains_equal(problem, jaxpp.Std1F1B(4), any_mesh4, donate_argnums=(0, 1))
 
 
+FROZEN = {
+    "adamw": optax.adamw(1e-2, eps=1e-3),
+    "clipped": optax.chain(optax.clip_by_global_norm(0.1), optax.adamw(1e-2, eps=1e-3)),
+    "if finite": optax.apply_if_finite(optax.adamw(1e-2, eps=1e-3), 3),
+    "every second": optax.MultiSteps(optax.adamw(1e-2), 2).gradient_transformation(),
+    "average": with_average(optax.sgd(0.1, momentum=0.9), 0.9),
+}
+
+
+def adapted(stages: int) -> Problem:
+    """Trains an adapter beside the frozen weights of each stage. The last stage also uses the
+    weights of the first."""
+
+    def loss(params: Any, mb: Any, i: Any, mark: Any) -> Any:
+        x, frozen = mb["x"], jax.lax.stop_gradient(params["frozen"])
+        for p, adapter in zip(frozen, params["adapters"], strict=True):
+            if p is frozen[-1]:
+                x = models.layer(frozen[0], x)
+            x = mark(models.layer(p, x) + x @ adapter["w"])
+        return models.mse(x, mb["y"]), ()
+
+    params = {"frozen": models.weights(stages), "adapters": models.weights(stages, seed=5)}
+    return Problem(loss, params, models.batch(4))
+
+
+@pytest.mark.parametrize("schedule", [jaxpp.Std1F1B(4), jaxpp.ZeroBubble(4)], ids=str)
+@pytest.mark.parametrize("name", FROZEN)
+def test_frozen_weights_stay_on_their_ranks(name: str, schedule: Any, any_mesh4: Any) -> None:
+    problem = adapted(4)
+    problem.optimizer = FROZEN[name]
+    step = assert_trains_equal(problem, schedule, any_mesh4, donate_argnums=(0, 1))
+    state = problem.optimizer.init(problem.params)
+    summary = step.compile(problem.params, state, problem.batch).cost_summary()
+    # Each link sends the activations of four microbatches and a few scalars.
+    activations = problem.batch["x"].nbytes
+    assert max(link.bytes for link in summary.links) < activations + 64
+    after = step(*jax.tree.map(jnp.copy, (problem.params, state)), problem.batch)
+    for path, array in jax.tree_util.tree_leaves_with_path(after[:2]):
+        keys = [getattr(key, "key", getattr(key, "idx", None)) for key in path]
+        if "frozen" in keys:
+            stage = keys[keys.index("frozen") + 1]
+            ranks = set(array.mpmd_idxs)
+            assert ranks == ({0, 3} if stage == 0 else {stage}) or ranks == {stage}, path
+
+
 def test_embedding_of_integers(any_mesh2: Any) -> None:
     def loss(params: Any, mb: Any, i: Any, mark: Any) -> Any:
         ids = mb["ids"].astype(jnp.int32) % 7
