@@ -186,6 +186,7 @@ _OPTIONS = (
     "explicit axes",
     "left",  # results on given ranks
     "scan over microbatches",  # in place of treduce
+    # "stopped": the weights of some stages get no gradient
 )
 
 
@@ -270,6 +271,8 @@ def _make_loss(rng: random.Random, case: Case) -> Callable[..., Any]:
         return kind(p, x)
 
     def run_stage(s: int, params: Any, x: Any) -> Any:
+        if "stopped" in options and s % 3 != case.seed % 3:
+            params = jax.lax.stop_gradient(params)
         if "stacked" in options:
             if "scan" in options:
                 part = jax.tree.map(lambda a: a[starts[s] : starts[s + 1]], params["all"])
@@ -384,7 +387,11 @@ def make_case(seed: int) -> Case:
             ["sgd", "adamw", "adamw", "clipped", "clipped", "lion", "if finite", "every second"]
         ),
         dtype=rng.choice(["float32", "float32", "float32", "bfloat16"]),
-        options=[name for name in _OPTIONS if rng.random() < 0.25],
+        options=[
+            *(name for name in _OPTIONS if rng.random() < 0.25),
+            # Drawn apart, so that seeds keep their models.
+            *["stopped"] * (random.Random(f"stopped {seed}").random() < 0.25),
+        ],
     )
     if case.optimizer == "lion":
         # Lion moves by the sign of each gradient, and rounding flips signs of longer sums.
