@@ -251,7 +251,7 @@ class Partials:
         if not plain or not adds(op):
             raise Blocked("it overwrites rows instead of adding to them", op.location)
         updates, window = op.operands[2], list(numbers.update_window_dims)
-        if self._axes(op, 0, calls) is not None:  # XLA takes it from the first device only
+        if self._axes(op, 0, calls) is not None:  # the terms of other devices would be lost
             raise Blocked("it adds rows to an array that is not zero", op.location)
         dims = self._dimensions(updates, calls)
         rank = len(shape_of(updates))
@@ -335,9 +335,9 @@ class Partials:
         """The axes over which results of main are partial sums, or the reason why they
         are not; None for zeros.
 
-        All users of such a sum must be linear in it too, up to other partial results. A result
-        has one more user, which adds it up over the microbatches, as often as `results` has
-        its number.
+        All users of such a sum must be linear in it too, up to other partial results, apart
+        from those that add it up over the microbatches: `results` has its number once for
+        each of these.
         """
         end = returned(self.main.regions[0])
         found: dict[int, Axes | Blocked | None] = {}

@@ -61,9 +61,9 @@ def move_of_one(eqn: JaxprEqn, number: int) -> dict[str, Any]:
 
 def puts_of_one(eqn: JaxprEqn) -> Iterator[JaxprEqn]:
     """A `device_put` of a tree as one for each array, which may be on different ranks."""
-    for k, pair in enumerate(zip(eqn.invars, eqn.outvars, strict=True)):
+    for k, (taken, made) in enumerate(zip(eqn.invars, eqn.outvars, strict=True)):
         params = {**eqn.params, **move_of_one(eqn, k)}
-        yield eqn.replace(invars=[pair[0]], outvars=[pair[1]], params=params)
+        yield eqn.replace(invars=[taken], outvars=[made], params=params)
 
 
 def memory_after(eqn: JaxprEqn, number: int, where: str | None) -> str:
