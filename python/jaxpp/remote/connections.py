@@ -312,7 +312,7 @@ class Connections:
         """Receives one answer of a worker; False if its connection has ended."""
         try:
             (number, answer), arrays = self._connections[worker].receive()
-        except (OSError, ValueError):
+        except (OSError, ValueError, MemoryError):
             with self._heard:
                 self.ended.append(worker)
                 self._heard.notify_all()

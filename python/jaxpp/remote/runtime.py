@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import functools
 import pathlib
 import secrets
@@ -230,8 +231,7 @@ class RemoteRuntime:
         limit = max(1, self._in_flight) + _AHEAD
         steps = self._under_way
         while len(steps) >= limit or (steps and steps[0].is_done()):
-            self._await(steps[0])
-            steps.popleft()
+            self._await_oldest()
 
     def _await(self, message: Message) -> None:
         try:
@@ -239,6 +239,16 @@ class RemoteRuntime:
         except JaxppError:
             self._failed = message
             raise
+
+    def _await_oldest(self) -> None:
+        """Waits for the oldest step, for which another thread may wait too."""
+        try:
+            message = self._under_way[0]
+        except IndexError:
+            return
+        self._await(message)
+        with contextlib.suppress(ValueError):
+            self._under_way.remove(message)
 
     def _raise_failure(self) -> None:
         """No step can run after a failure: the workers' connections are closed."""
@@ -251,8 +261,7 @@ class RemoteRuntime:
     def wait(self) -> None:
         """Waits until all steps so far are done."""
         while self._under_way:
-            self._await(self._under_way[0])
-            self._under_way.popleft()
+            self._await_oldest()
 
     # --- Settings and traces ---
 
