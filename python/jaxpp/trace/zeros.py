@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import numpy as np
 from jax.extend.core import Literal
 
@@ -35,7 +36,8 @@ class Zeros:
 
     def __contains__(self, operand: Operand) -> bool:
         if isinstance(operand, Literal):
-            return bool(np.all(_array(operand) == 0))
+            has_numbers = operand.aval.dtype != jax.dtypes.float0
+            return has_numbers and bool(np.all(_array(operand) == 0))
         return operand in self._values
 
     def add(self, value: int) -> None:
