@@ -51,6 +51,30 @@ static jpp_op_t sum_of(const jpp_u32_vec_t* terms, uint32_t loop) {
                     .name = "sum"};
 }
 
+// The initial state of one of the loop's results.
+static jpp_op_t init_of(const reducer_t* r, uint32_t result) {
+  return (jpp_op_t){.kind = JPP_OP_INIT,
+                    .flags = JPP_OP_CHEAP,
+                    .attr = result,
+                    .loop = r->loop,
+                    .num_outputs = 1,
+                    .name = "init"};
+}
+
+// The value of one of the loop's results.
+static uint32_t output_of(const reducer_t* r, uint32_t result) {
+  uint32_t loop_op = r->p->graph->loops[r->loop].op;
+  return r->p->ops.data[loop_op].first_output + result;
+}
+
+// Adds an op that makes its output, a value that is already there.
+static jpp_status_t* add_maker(jpp_partitioner_t* p, const jpp_op_t* op,
+                               uint32_t* out_op) {
+  JPP_RETURN_IF_ERROR(jpp__partition_add_op(p, op, out_op));
+  p->values.data[op->first_output].producer = *out_op;
+  return NULL;
+}
+
 static jpp_status_t* add_to_task(reducer_t* r, uint32_t op, uint32_t task) {
   return JPP_VEC_PUSH(&r->p->made, (jpp_partition_made_t){.op = op, .task = task});
 }
@@ -64,12 +88,7 @@ static jpp_status_t* add_reduction(reducer_t* r, const reduction_t* of) {
   uint32_t result = of->result, task = of->task, like = of->final;
   jpp_accumulator_t acc = {
       .loop = r->loop, .result = result, .task = task, .final = of->final};
-  jpp_op_t init = {.kind = JPP_OP_INIT,
-                   .flags = JPP_OP_CHEAP,
-                   .attr = result,
-                   .loop = r->loop,
-                   .num_outputs = 1,
-                   .name = "init"};
+  jpp_op_t init = init_of(r, result);
   // The sum after the loop takes partial values as accumulators.
   bool once = loop->microbatches == 1 && !loop->results[result].partial;
   uint32_t init_op = 0, update_op = 0;
@@ -98,8 +117,7 @@ static jpp_status_t* add_reduction(reducer_t* r, const reduction_t* of) {
     return JPP_VEC_PUSH(&p->accumulators, acc);
   }
   update.first_output = of->final;
-  JPP_RETURN_IF_ERROR(jpp__partition_add_op(p, &update, &update_op));
-  p->values.data[of->final].producer = update_op;
+  JPP_RETURN_IF_ERROR(add_maker(p, &update, &update_op));
   JPP_RETURN_IF_ERROR(add_to_task(r, init_op, task));
   return add_to_task(r, update_op, task);
 }
@@ -152,8 +170,7 @@ static jpp_status_t* unpack(reducer_t* r, uint32_t packed, uint32_t element,
                  .num_outputs = 1,
                  .name = "unpack"};
   uint32_t id = 0;
-  JPP_RETURN_IF_ERROR(jpp__partition_add_op(p, &op, &id));
-  p->values.data[out].producer = id;
+  JPP_RETURN_IF_ERROR(add_maker(p, &op, &id));
   return JPP_VEC_PUSH(&r->unpacks, id);
 }
 
@@ -241,8 +258,7 @@ static bool seen_before(const jpp_u32_vec_t* vec, size_t index) {
 // the order of the terms.
 static jpp_status_t* add_split_result(reducer_t* r, uint32_t result) {
   jpp_partitioner_t* p = r->p;
-  uint32_t loop_op = p->graph->loops[r->loop].op;
-  uint32_t output = p->ops.data[loop_op].first_output + result;
+  uint32_t loop_op = p->graph->loops[r->loop].op, output = output_of(r, result);
   r->finals.count = 0;
   for (size_t i = 0; i < r->tasks.count; ++i) {
     if (seen_before(&r->tasks, i)) continue;
@@ -258,8 +274,7 @@ static jpp_status_t* add_split_result(reducer_t* r, uint32_t result) {
   uint32_t sum = 0;
   jpp_op_t op = sum_of(&r->finals, JPP_NONE);
   op.first_output = output;
-  JPP_RETURN_IF_ERROR(jpp__partition_add_op(p, &op, &sum));
-  p->values.data[output].producer = sum;
+  JPP_RETURN_IF_ERROR(add_maker(p, &op, &sum));
   return JPP_VEC_PUSH(&r->sums_after, sum);
 }
 
@@ -293,18 +308,10 @@ static bool is_zeros(const jpp_partitioner_t* p, uint32_t value) {
 
 // Makes the result, a sum of zeros, outside the loop, on each rank that needs it.
 static jpp_status_t* add_zeros(reducer_t* r, uint32_t result) {
-  jpp_partitioner_t* p = r->p;
-  uint32_t output = p->ops.data[p->graph->loops[r->loop].op].first_output + result;
-  jpp_op_t init = {.kind = JPP_OP_INIT,
-                   .flags = JPP_OP_CHEAP,
-                   .attr = result,
-                   .loop = r->loop,
-                   .first_output = output,
-                   .num_outputs = 1,
-                   .name = "init"};
+  jpp_op_t init = init_of(r, result);
   uint32_t op = 0;
-  JPP_RETURN_IF_ERROR(jpp__partition_add_op(p, &init, &op));
-  p->values.data[output].producer = op;
+  init.first_output = output_of(r, result);
+  JPP_RETURN_IF_ERROR(add_maker(r->p, &init, &op));
   return JPP_VEC_PUSH(&r->inits, op);
 }
 
@@ -317,8 +324,7 @@ static jpp_status_t* reduce_result(reducer_t* r, uint32_t result) {
   if (r->tree.leaves.count > 1 || loop->results[result].partial) {
     return add_split_result(r, result);
   }
-  uint32_t output = r->p->ops.data[loop->op].first_output + result;
-  return reduce_value(r, result, r->tasks.data[0], value, output);
+  return reduce_value(r, result, r->tasks.data[0], value, output_of(r, result));
 }
 
 static jpp_status_t* append_all(jpp_u32_vec_t* to, const jpp_u32_vec_t* from) {

@@ -614,12 +614,10 @@ static PyMethodDef kMethods[] = {
      "save($self, path, platform, devices_per_rank, device_ids, axis_names, axis_sizes, "
      "steps_in_flight, compile_options, modules, task_modules, shard_dims, layouts, "
      "constants, front, /)\n--\n\n"
-     "Writes a plan file. `task_modules` has NONE for a task without ops; "
-     "`shard_dims`, None or, of a task that the runtime can copy, the dims of its "
-     "results "
-     "on each device; `layouts`, None or a flat list: of each argument and result the "
-     "shape of a "
-     "shard and where that of each device begins."},
+     "Writes a plan file. `task_modules`: NONE for a task without ops. `shard_dims`: for "
+     "a task that the runtime can copy, the dims of its results on each device; None for "
+     "others. `layouts`: None, or flat, for each argument and result, the shape of a "
+     "shard and the first index of each device's shard."},
     {"explain", plan_explain, METH_VARARGS,
      "explain($self, collectives, /)\n--\n\n"
      "The output of `jaxpp plan`, with Runtime.collectives()."},

@@ -130,12 +130,11 @@ def _atom_key(atom: Any, numbers: dict[Any, int]) -> Any:
         return numbers[atom] if atom in numbers else _Identity(atom)
     if isinstance(atom.val, jax.Array):
         return _Identity(atom.val)
-    value = np.asarray(atom.val)
-    if value.dtype.hasobject:
+    if np.asarray(atom.val).dtype.hasobject:
         return _Identity(atom.val)
-    return (atom.aval, value.dtype, value.tobytes())
+    return literal_key(atom)
 
 
 def literal_key(literal: Literal) -> Any:
-    aval = literal.aval
-    return (aval.dtype, aval.shape, aval.weak_type, np.asarray(literal.val).tobytes())
+    value = np.asarray(literal.val)
+    return (literal.aval, value.dtype, value.tobytes())
