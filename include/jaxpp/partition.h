@@ -13,14 +13,14 @@
 //  1. Forward marks cut the body in order: fwd_k has the ops that mark k needs and that
 //     no earlier mark took. The backward marks cut the rest from the last stage to the
 //     first. An op that no mark needs joins the task that makes its latest operand, and
-//     so does an op that moves a value out of device memory, even if a mark needs it. A
-//     stage that has all ops of stage 1 and more runs these ops as a separate task, so
-//     that the stages share its module.
-//     Where a schedule with whole backwards runs a forward many times a step, and that
-//     forward takes no longer than a call, the backward computes again what it needs of
-//     it, if it then takes fewer values and the graph is not sharded. If the last stage's
-//     backward always follows its forward, both are one task instead: bwd_k, and fwd_k
-//     has no ops.
+//     so does an op that moves a value out of device memory, even if a mark needs it. An
+//     op of the backward that makes arrays of scalars and of values from outside joins
+//     its first user instead. A stage that has all ops of stage 1 and more runs these ops
+//     as a separate task, so that the stages share its module. Where a schedule with
+//     whole backwards runs a forward many times a step, and that forward takes no longer
+//     than a call, the backward computes again what it needs of it, if it then takes
+//     fewer values and the graph is not sharded. If the last stage's backward always
+//     follows its forward, both are one task instead: bwd_k, and fwd_k has no ops.
 //  2. Every task that needs a cheap op of the loop index and of values from outside
 //     computes it again. Other ops that only use values from outside leave the loop.
 //  3. If the terms of a summed result come from several tasks (a weight that stages
@@ -31,11 +31,12 @@
 //  4. Outside the loops, copies of a value are equal to the bit: one rank makes it and
 //     sends it, or all ranks that make it run the same task on inputs that are equal too.
 //  5. An op outside the loops that depends on no loop runs on every rank that needs its
-//     result. One that depends on a loop runs where @place says, or else on ranks that
-//     have all of its operands or, if there are none, all of its arrays. If no rank has
-//     these either, a small op runs on each rank that needs its result, a large sum on
-//     all ranks that have a term, and any other large op on the ranks that have its
-//     largest operand.
+//     result, unless it makes small values of a large one: then a rank that holds the
+//     large one runs it and sends them. One that depends on a loop runs where @place
+//     says, or else on ranks that have all of its operands or, if there are none, all of
+//     its arrays. If no rank has these either, a small op runs on each rank that needs
+//     its result, a large sum on all ranks that have a term, and any other large op on
+//     the ranks that have its largest operand.
 //  6. A result that becomes an argument of the next step is left on all ranks that need
 //     it there; if it depends on no loop, each of these ranks computes it.
 //

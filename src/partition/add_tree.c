@@ -8,8 +8,11 @@ static uint32_t add_beside(const jpp_partitioner_t* p, uint32_t value, uint32_t 
   uint32_t id = p->values.data[value].producer;
   if (id == JPP_NONE || id >= p->graph->num_ops) return JPP_NONE;
   const jpp_op_t* op = &p->ops.data[id];
-  if (op->kind != JPP_OP_ADD || op->loop != loop) return JPP_NONE;
-  return loop == JPP_NONE || jpp__segment_is_stage(p->segment[id]) ? id : JPP_NONE;
+  if (op->kind != JPP_OP_ADD) return JPP_NONE;
+  bool beside = loop == JPP_NONE
+                    ? p->segment[id] == JPP_SEGMENT_OUTER
+                    : op->loop == loop && jpp__segment_is_stage(p->segment[id]);
+  return beside ? id : JPP_NONE;
 }
 
 jpp_status_t* jpp__add_tree_collect(const jpp_partitioner_t* p, uint32_t root_value,

@@ -12,6 +12,8 @@ typedef struct assigner {
   const jpp_loop_t* loop;
   uint32_t stages;
   bool last_is_unmarked;  // no mark ends the last stage
+  bool* claimed;          // [body ops] some mark needs it
+  bool* scalars_only;  // [body ops] in a backward; of what stages make, uses scalars only
   jpp_u32_vec_t stack;
 } assigner_t;
 
@@ -252,14 +254,57 @@ static void note_use(const assigner_t* a, uint32_t value, uint32_t segment,
   if (segment < *earliest) *earliest = segment;
 }
 
+// Finds the ops of the backward that use values from outside and nothing that a stage
+// makes but scalars, directly or through such ops: the gradient of a sum of squares of a
+// weight.
+static void find_scalars_only(const assigner_t* a) {
+  for (uint32_t id = a->loop->first_op; id < a->loop->op; ++id) {
+    const jpp_op_t* op = &a->p->ops.data[id];
+    uint32_t segment = a->p->segment[id];
+    bool backward = segment >= a->stages || (op->flags & JPP_OP_BACKWARD);
+    bool found =
+        jpp__segment_is_stage(segment) && backward && !(op->flags & JPP_OP_EFFECT);
+    for (uint32_t i = 0; i < op->num_inputs && found; ++i) {
+      uint32_t producer = jpp__producer_in_body(a->p, a->loop, op->inputs[i]);
+      if (producer == JPP_NONE || !jpp__segment_is_stage(a->p->segment[producer]))
+        continue;
+      found = !a->p->values.data[op->inputs[i]].type.ndim ||
+              a->scalars_only[producer - a->loop->first_op];
+    }
+    a->scalars_only[id - a->loop->first_op] = found;
+  }
+}
+
+static bool makes_arrays(const assigner_t* a, const jpp_op_t* op) {
+  for (uint32_t i = 0; i < op->num_outputs; ++i) {
+    if (a->p->values.data[op->first_output + i].type.ndim) return true;
+  }
+  return false;
+}
+
+// Whether an op that no mark needs belongs with its first user, in a later segment.
+static bool follows_user(const assigner_t* a, uint32_t id, uint32_t use) {
+  const jpp_op_t* op = &a->p->ops.data[id];
+  uint32_t index = id - a->loop->first_op, segment = a->p->segment[id];
+  if (a->claimed[index] || use == JPP_NONE || use <= segment || moves_out(a, op)) {
+    return false;
+  }
+  bool own_backward =
+      segment < a->stages && use == jpp__segment_backward(a->stages, segment);
+  return own_backward || (a->scalars_only[index] && makes_arrays(a, op));
+}
+
 // Assigns ops by their users, if neither marks nor operands assigned them. Walks
 // backwards, so that the users of an op are final before the op itself.
 //  - An op of the loop index alone goes with its first user, or to stage 0 without any.
 //  - An op of a stage's forward that no mark claimed and that only the backward of the
 //    same stage uses moves to the backward: keeping its operands is enough, unless the op
 //    moves them out of device memory.
+//  - An op of the backward that makes arrays of scalars and of values from outside moves
+//    to its first user's stage, so that scalars are sent and that stage alone needs the
+//    rest.
 // A loop result counts as a use in stage 0, so that its operands do not move.
-static jpp_status_t* settle_by_users(assigner_t* a, const bool* claimed) {
+static jpp_status_t* settle_by_users(assigner_t* a) {
   uint32_t* earliest_use = NULL;  // [body ops] segment; JPP_NONE: not used
   uint32_t first = a->loop->first_op;
   uint32_t count = a->loop->op - first;
@@ -272,9 +317,7 @@ static jpp_status_t* settle_by_users(assigner_t* a, const bool* claimed) {
     uint32_t use = earliest_use[i];
     if (*segment == JPP_SEGMENT_OPEN) {
       *segment = use == JPP_NONE ? 0 : use;
-    } else if (!claimed[i] && *segment < a->stages &&
-               use == jpp__segment_backward(a->stages, *segment) &&
-               !moves_out(a, &a->p->ops.data[first + i])) {
+    } else if (jpp__segment_is_stage(*segment) && follows_user(a, first + i, use)) {
       *segment = use;
     }
     if (!jpp__segment_is_stage(*segment)) continue;
@@ -312,16 +355,17 @@ static jpp_status_t* assign_segments(assigner_t* a) {
   a->last_is_unmarked = !has_last_mark(a);
   JPP_RETURN_IF_ERROR(claim_forward(a));
   JPP_RETURN_IF_ERROR(claim_backward(a));
-  bool* claimed = NULL;  // [body ops] some mark needs it
-  JPP_RETURN_IF_ERROR(
-      JPP_ARENA_ARRAY(&a->p->scratch, a->loop->op - a->loop->first_op, &claimed));
+  uint32_t ops = a->loop->op - a->loop->first_op;
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&a->p->scratch, ops, &a->claimed));
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&a->p->scratch, ops, &a->scalars_only));
   for (uint32_t id = a->loop->first_op; id < a->loop->op; ++id) {
-    claimed[id - a->loop->first_op] = a->p->segment[id] != JPP_SEGMENT_OPEN;
+    a->claimed[id - a->loop->first_op] = a->p->segment[id] != JPP_SEGMENT_OPEN;
   }
   settle_by_operands(a);
   settle_effects(a);
   settle_by_operands(a);  // ops that use the results of these effects
-  JPP_RETURN_IF_ERROR(settle_by_users(a, claimed));
+  find_scalars_only(a);
+  JPP_RETURN_IF_ERROR(settle_by_users(a));
   split_backward_parts(a);
   return NULL;
 }

@@ -144,6 +144,8 @@ class Partials:
         self._assumed: dict[Any, Axes | None] = {}
         # (value, calls, user, operand) of the sum that is being analysed.
         self._uses: list[Any] = []
+        # Values that are not kept partial: the reason and the location of the cause.
+        self._whole: dict[Any, tuple[str, Any]] = {}
         self._kept: dict[Any, Any] = {}  # values that have a constraint already
         self._partial: dict[Any, Axes] = {}  # values that are already partial
         # The first results of calls that got a function of their own.
@@ -340,38 +342,48 @@ class Partials:
         each of these.
         """
         end = returned(self.main.regions[0])
+        adders = Counter(end.operands[k] for k in results)
         found: dict[int, Axes | Blocked | None] = {}
         uses: dict[int, set[Any]] = {}  # the values that make each of them
-        for k in dict.fromkeys(results):
-            value = end.operands[k]
-            self._uses = []
-            try:
-                if is_argument(value):
-                    raise Blocked("it comes from outside the loop", self.main.location)
-                axes = self._axes_of_result(value, ())
-                if axes == frozenset():
-                    raise Blocked("it sums no sharded value", value.owner.location)
-                found[k], uses[k] = axes, set(self._uses)
-            except Blocked as blocked:
-                found[k] = blocked.with_traceback(None)  # which keeps frames alive
-        adders = Counter(end.operands[k] for k in results)
-        while blocked_now := self._with_other_users(end, found, uses, adders):
-            found.update(blocked_now)
+        left = list(dict.fromkeys(results))
+        while left:
+            for k in left:
+                found[k] = self._axes_or_reason(end.operands[k])
+                uses[k] = {(end.operands[k], ()), *self._uses}
+            shared = self._used_elsewhere(end, found, uses, adders)
+            self._whole.update(shared)
+            left = [k for k in found if any(use[0] in shared for use in uses[k])]
         return found
 
+    def _axes_or_reason(self, value: Any) -> Axes | Blocked | None:
+        self._uses = []
+        try:
+            if value in self._whole:
+                raise Blocked(*self._whole[value])
+            if is_argument(value):
+                raise Blocked("it comes from outside the loop", self.main.location)
+            axes = self._axes_of_result(value, ())
+            if axes == frozenset():
+                raise Blocked("it sums no sharded value", value.owner.location)
+            return axes
+        except Blocked as blocked:
+            self._uses = []
+            return blocked.with_traceback(None)  # which keeps frames alive
+
     @staticmethod
-    def _with_other_users(
+    def _used_elsewhere(
         end: Any,
         found: dict[int, Axes | Blocked | None],
         uses: dict[int, set[Any]],
         adders: Counter[Any],
-    ) -> dict[int, Blocked]:
-        """The partial results whose terms another operation uses too."""
-        blocked: dict[int, Blocked] = {}
+    ) -> dict[Any, tuple[str, Any]]:
+        """The terms of partial results that another operation uses too, with the reason why they
+        must be whole."""
+        shared: dict[Any, tuple[str, Any]] = {}
         live = {k: axes for k, axes in found.items() if axes and not isinstance(axes, Blocked)}
         for k, axes in live.items():
             known = set().union(*(uses[j] for j in live if live[j] == axes))
-            for value, calls in {(end.operands[k], ()), *(use[:2] for use in uses[k])}:
+            for value, calls in {use[:2] for use in uses[k]}:
                 others = [
                     use.owner.operation
                     for use in value.uses
@@ -380,10 +392,8 @@ class Partials:
                 if value in adders:
                     others = [user for user in others if user != end][adders[value] :]
                 if others:
-                    blocked[k] = Blocked(
-                        "the step also uses it in the loop", others[0].location
-                    )
-        return blocked
+                    shared[value] = "the step also uses it in the loop", others[0].location
+        return shared
 
     def _axes(self, user: Any, k: int, calls: _Calls) -> Axes | None:
         """The axes over which an operand is a partial sum; None for zeros."""
@@ -394,6 +404,8 @@ class Partials:
             return self._partial[self._kept[value]]
         if is_zero(value):
             return None
+        if value in self._whole:
+            raise Blocked(*self._whole[value])
         self._uses.append((value, calls, user, k))
         if is_argument(value):
             return self._axes_of_argument(value, calls)
@@ -414,11 +426,27 @@ class Partials:
         rule = self._rule(op, calls)
         return _meet(rule.axes, self._axes_of_all([(op, i) for i in rule.partial], calls))
 
-    def _axes_of_all(self, uses: Sequence[tuple[Any, int]], calls: _Calls) -> Axes | None:
+    def _axes_of_all(self, terms: Sequence[tuple[Any, int]], calls: _Calls) -> Axes | None:
+        """The axes over which the terms are partial sums, apart from whole ones, which are made
+        partial: whole on one device, zero on the others."""
         axes: Axes | None = None
-        for user, k in uses:
-            axes = _meet(axes, self._axes(user, k, calls))
-        return axes
+        blocked: Blocked | None = None
+        whole = False
+        for user, k in terms:
+            before = len(self._uses)
+            try:
+                found = self._axes(user, k, calls)
+            except Blocked as error:
+                blocked = blocked or error
+                found = frozenset()
+            if found == frozenset():
+                del self._uses[before:]
+                whole = True
+            else:
+                axes = _meet(axes, found)
+        if axes is None and blocked:
+            raise blocked
+        return frozenset() if axes is None and whole else axes
 
     def _called(self, call: Any) -> Any:
         return self.functions[callee(call)]

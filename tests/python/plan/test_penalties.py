@@ -1,0 +1,126 @@
+"""Norms and penalties of weights: each rank computes those of its own weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import jaxpp.api as jaxpp
+from equality import assert_equal, mesh_of
+
+WIDTH, MICROBATCHES, ROWS = 48, 4, 8  # a weight has 9,216 bytes, a microbatch 1,536
+OPTIMIZER = optax.adam(1e-2)
+Loss = Callable[[Any, Any, Any], Any]
+
+
+def squares(params: Any) -> Any:
+    return sum(jnp.sum(w**2) for w in jax.tree.leaves(params))
+
+
+def in_halves(params: Any) -> Any:
+    return [w.astype(jnp.bfloat16).astype(jnp.float32) for w in params]
+
+
+# What becomes of the mean loss of a microbatch.
+LOSSES: dict[str, Loss] = {
+    "alone": lambda loss, params, x: loss,
+    "squares": lambda loss, params, x: loss + 0.1 * squares(params),
+    "squares of casts": lambda loss, params, x: loss + 0.1 * squares(in_halves(params)),
+    "norm": lambda loss, params, x: loss + 0.1 * jnp.sqrt(squares(params)),
+    "scaled by the batch": lambda loss, params, x: (
+        (loss + 0.1 * squares(params)) * jnp.abs(x).mean()
+    ),
+    "absolute values": lambda loss, params, x: (
+        loss + 0.1 * sum(jnp.abs(w).sum() for w in params)
+    ),
+}
+# What the step returns beside its new state.
+METRICS: dict[str, Callable[[Any, Any], Any]] = {
+    "norm of the old weights": lambda params, state: jnp.sqrt(squares(params)),
+    "norm of the old state": lambda params, state: jnp.sqrt(squares(state[0].mu)),
+    "largest weights": lambda params, state: [jnp.abs(w).max() for w in params],
+}
+
+
+def make_step(loss: Loss, metric: Any, schedule: Any, pipelined: bool) -> Any:
+    def loss_of(params: Any, x: Any) -> Any:
+        y = x
+        for w in params:
+            y = jnp.tanh(y @ w)
+            y = jaxpp.mark_stage_end(y) if pipelined else y
+        return loss(jnp.mean((y - 0.1) ** 2), params, x)
+
+    def step(params: Any, state: Any, xs: Any) -> Any:
+        def one(x: Any) -> Any:
+            return jax.value_and_grad(loss_of)(params, x)
+
+        if pipelined:
+            sums = jaxpp.treduce(one, xs, schedule, operation=jaxpp.Add)
+        else:
+            sums = jax.tree.map(lambda *terms: sum(terms), *[one(x) for x in xs])
+        updates, after = OPTIMIZER.update(sums[1], state, params)
+        return optax.apply_updates(params, updates), after, sums[0], metric(params, state)
+
+    return step
+
+
+def check(
+    schedule: Any, of_rank: dict[str, int], loss: Loss, metric: Any = lambda *_: ()
+) -> Any:
+    """Trains two steps beside plain JAX, and returns the compiled step."""
+    stages = schedule.num_stages
+    keys = jax.random.split(jax.random.key(0), stages + 1)
+    params = [jax.random.normal(k, (WIDTH, WIDTH)) / 7 for k in keys[1:]]
+    xs = jax.random.normal(keys[0], (MICROBATCHES, ROWS, WIDTH))
+    mesh = mesh_of(getattr(schedule, "mpmd_dim", stages), of_rank)
+    specs = (P(), P(), P(None, "data" if of_rank else None))
+    step = jaxpp.mpmd_jit_with_loop(
+        make_step(loss, metric, schedule, True), mesh, in_specs=specs
+    )
+    plain = jax.jit(make_step(loss, metric, schedule, False))
+    ours = theirs = (params, OPTIMIZER.init(params))
+    for _ in range(2):
+        *ours, total, found = step(*ours, xs)
+        *theirs, plain_total, expected = plain(*theirs, xs)
+        assert_equal((ours, total, found), (theirs, plain_total, expected), 1e-4)
+    return step.compile(params, OPTIMIZER.init(params), xs)
+
+
+SCHEDULES = [
+    jaxpp.Std1F1B(3),
+    jaxpp.ZeroBubble(3),
+    jaxpp.Interleaved1F1B(4, 2),
+]
+
+
+@pytest.mark.sample(8)
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda s: type(s).__name__)
+@pytest.mark.parametrize("name", LOSSES)
+def test_weights_of_penalties_are_not_sent(name: str, schedule: Any) -> None:
+    compiled = check(schedule, {}, LOSSES[name])
+    plain = check(schedule, {}, LOSSES["alone"]) if name != "alone" else compiled
+    sent, least = (c.cost_summary().links for c in (compiled, plain))
+    extra = sum(link.bytes for link in sent) - sum(link.bytes for link in least)
+    assert extra < 100 * MICROBATCHES, compiled.explain()  # scalars
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_what_norms_are_taken_of_is_not_sent(name: str) -> None:
+    compiled = check(jaxpp.Std1F1B(3), {}, LOSSES["alone"], METRICS[name])
+    plain = check(jaxpp.Std1F1B(3), {}, LOSSES["alone"])
+    sent, least = (c.cost_summary().links for c in (compiled, plain))
+    extra = sum(link.bytes for link in sent) - sum(link.bytes for link in least)
+    assert extra < 100, compiled.explain()
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_gradients_with_penalties_are_reduced_once(name: str) -> None:
+    compiled = check(jaxpp.Std1F1B(2), {"data": 2}, LOSSES[name])
+    in_loop = [c for c in compiled.cost_summary().collectives if "loop" not in c.task]
+    assert all(c.bytes <= 4 * c.times for c in in_loop), in_loop
