@@ -253,7 +253,7 @@ JPP_API const char* jpp_collective_kind_name(jpp_collective_kind_t kind);
 typedef struct jpp_collective {
   uint8_t kind;    // jpp_collective_kind_t
   uint64_t times;  // in one execution; a collective in a loop counts once per iteration,
-                   // if their number is known
+                   // if their number is known, and one in a branch as if the branch ran
   uint64_t bytes;  // of the results on one device, in one execution
   uint32_t num_members;
   const uint32_t* members;  // [num_members] the partitions of the first group, ascending

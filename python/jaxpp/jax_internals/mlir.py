@@ -106,6 +106,18 @@ def is_integer(value: Any) -> bool:
     return isinstance(ir.RankedTensorType(value.type).element_type, ir.IntegerType)
 
 
+def widens_integers(op: Any) -> bool:
+    """Whether a product of integers has wider ones as result."""
+    widths = [
+        ir.IntegerType(kind).width
+        for kind in (
+            ir.RankedTensorType(v.type).element_type for v in (op.results[0], op.operands[0])
+        )
+        if isinstance(kind, ir.IntegerType)
+    ]
+    return len(widths) == 2 and widths[0] > widths[1]
+
+
 def only_user(value: Any) -> Any | None:
     """The only operation that uses the value; None if several do."""
     users = {use.owner.operation for use in value.uses}
@@ -129,8 +141,9 @@ def keeps_sums(convert: Any) -> bool:
         return not isinstance(after, ir.IntegerType)
     if isinstance(after, ir.IntegerType):
         return 1 < after.width <= before.width
-    # One device's term of an unsigned difference may be less than 0.
-    return before.width > 1 and not before.is_unsigned
+    # One device's term of an unsigned difference may be less than 0, and its term of a narrow
+    # sum may have wrapped around, although the sum does not.
+    return before.width >= 32 and not before.is_unsigned
 
 
 def returned(region: Any) -> Any:

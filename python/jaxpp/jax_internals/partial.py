@@ -39,6 +39,7 @@ from jaxpp.jax_internals.mlir import (
     returned,
     shape_of,
     unreduced_axes,
+    widens_integers,
 )
 
 __all__ = ["Blocked", "Partials"]
@@ -306,7 +307,11 @@ class Partials:
         if name == "sdy.sharding_constraint":
             raise Blocked("the step constrains its sharding", op.location)
         if name in ("stablehlo.dot_general", "stablehlo.convolution"):
-            return self._product_rule(op, calls) or self._either(op, calls)
+            if rule := self._product_rule(op, calls):
+                return rule
+            if widens_integers(op):
+                raise Blocked("the step makes wider integers of it", op.location)
+            return self._either(op, calls)
         if name == "stablehlo.reduce":
             return self._sum_rule(op, calls)
         if name == "stablehlo.scatter":

@@ -44,7 +44,11 @@ class LinkCost:
 
 @dataclasses.dataclass(frozen=True)
 class CollectiveCost:
-    """The collectives of one kind that a task runs over the same axes of its rank's mesh."""
+    """The collectives of one kind that a task runs over the same axes of its rank's mesh.
+
+    Those of all branches of a condition count. Those in a loop count once per iteration, or once
+    if XLA does not know the number of iterations.
+    """
 
     rank: int
     task: str

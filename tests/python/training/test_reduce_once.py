@@ -394,6 +394,12 @@ def negative_counts(x: Any) -> Any:
     return (counts[0] - counts[1]).astype(jnp.float32)
 
 
+def narrow_counts(x: Any) -> Any:
+    """Sums of 80 in eight bits: the first devices' terms are 160, the others' are -80."""
+    first = jnp.arange(ROWS)[:, None] < ROWS // 2
+    return (jnp.where(first, 80, -40) + (x > 99)).astype(jnp.int8).sum(0, dtype=jnp.int8)
+
+
 IN_LOOP = {
     "squared": each(lambda g: g * g),
     "product with its transpose": each(lambda g: g @ g.T),
@@ -417,6 +423,11 @@ IN_LOOP = {
     "sums of the batch": lambda g, p, x: (g, x.sum(0), jnp.outer(x[:, 0], x[:, 0]).sum()),
     "and a third of a count": lambda g, p, x: (g, jax.lax.div((x > 0).sum(), 3)),
     "and a count that was negative": lambda g, p, x: (g, negative_counts(x)),
+    "and a narrow count": lambda g, p, x: (g, narrow_counts(x).astype(jnp.float32)),
+    "and products of narrow counts": lambda g, p, x: (
+        g,
+        jax.lax.dot(narrow_counts(x), jnp.ones(WIDTH, "i1"), preferred_element_type="i4"),
+    ),
     "centred": each(lambda g: g - g.mean(0, keepdims=True)),
     "tiled": each(lambda g: jnp.tile(g, (2, 1))),
     "rows times rows": each(lambda g: g[0][:, None] * jnp.arange(3.0)),
