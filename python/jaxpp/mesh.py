@@ -257,7 +257,7 @@ class MpmdMesh:
     def mesh_of_groups(self, ranks: Iterable[int]) -> Mesh:
         """The devices of some ranks, each group once, along the pipeline axis; ranks of
         unequal meshes have no other axis."""
-        groups = [tuple(self.devices_of(rank)) for rank in self._check_ranks(ranks)]
+        groups = [tuple(self.devices_of(rank)) for rank in ranks]
         return self._mesh_of(dict.fromkeys(self._first_with_group[g] for g in groups))
 
     def is_equal(self, ranks: Iterable[int]) -> bool:
@@ -279,20 +279,24 @@ class MpmdMesh:
 
     def mpmd_submesh(self, idxs: Iterable[int]) -> MpmdMesh:
         """The mesh of the given ranks, renumbered 0, 1, ... in the given order."""
-        ranks = self._check_ranks(idxs)
+        ranks = self.ranks_in(idxs, "mpmd_submesh: idxs")
         if self.unequal:
             return MpmdMesh([self.unequal[rank] for rank in ranks], self.mpmd_axis_name)
         return MpmdMesh(self._mesh_of(ranks), self.mpmd_axis_name)
 
-    def _check_ranks(self, idxs: Iterable[int]) -> list[int]:
-        ranks = list(idxs)
-        if not ranks or not all(0 <= i < self.mpmd_dim for i in ranks):
-            raise make_error(
-                "mesh",
-                f"mpmd_submesh: idxs={shorten(ranks)}; expected ranks from 0 to "
-                f"{self.mpmd_dim - 1}",
-            )
-        return ranks
+    def ranks_in(self, given: Any, name: str) -> tuple[int, ...]:
+        """Ranks that the user gave as argument `name`, in order; a set in ascending order."""
+        ranks = tuple(given) if isinstance(given, Iterable) else ()
+        if ranks and all(self._is_rank(i) for i in ranks):
+            return tuple(sorted(ranks) if isinstance(given, Set) else ranks)
+        raise make_error(
+            "mesh",
+            f"{name}={shorten(given)}; expected a list of ranks from 0 to {self.mpmd_dim - 1}",
+        )
+
+    def _is_rank(self, given: Any) -> bool:
+        whole = isinstance(given, int | np.integer) and not isinstance(given, bool)
+        return whole and 0 <= given < self.mpmd_dim
 
     @functools.cached_property
     def device_coords(self) -> Mapping[jax.Device, tuple[int, ...]]:
@@ -438,13 +442,25 @@ class MpmdSharding(NamedSharding):  # type: ignore[misc]
         spec: PartitionSpec,
         memory_kind: str | None = None,
     ) -> None:
-        ids = sorted(mesh_ids) if isinstance(mesh_ids, Set) else list(mesh_ids)
+        if not isinstance(mpmd_mesh, MpmdMesh):
+            raise make_error(
+                "mesh",
+                f"MpmdSharding: mpmd_mesh={shorten(mpmd_mesh)}; expected an MpmdMesh",
+                wrong_type=True,
+            )
+        ids = mpmd_mesh.ranks_in(mesh_ids, "MpmdSharding: mesh_ids")
         if len(set(ids)) < len(ids):
             raise make_error(
-                "mesh", f"MpmdSharding: mesh_ids={shorten(ids)}; expected each rank once"
+                "mesh", f"MpmdSharding: mesh_ids={shorten(mesh_ids)}; expected each rank once"
+            )
+        if not isinstance(spec, PartitionSpec):
+            raise make_error(
+                "sharding",
+                f"MpmdSharding: spec={shorten(spec)}; expected a PartitionSpec",
+                wrong_type=True,
             )
         own = mpmd_mesh.without_pipeline_axis(spec)
-        self._set(mpmd_mesh, tuple(ids), own, memory_kind)
+        self._set(mpmd_mesh, ids, own, memory_kind)
         memory_of(self, "MpmdSharding")
 
     def with_memory_kind(self, kind: str | None) -> MpmdSharding:
@@ -466,7 +482,11 @@ class MpmdSharding(NamedSharding):  # type: ignore[misc]
                 f"MpmdSharding: ranks {list(ids)} have unequal meshes; expected "
                 f"PartitionSpec(), found {spec}: each device has the whole array",
             )
-        super().__init__(mpmd_mesh.mesh_of_groups(ids), spec, memory_kind=memory_kind)
+        try:
+            super().__init__(mpmd_mesh.mesh_of_groups(ids), spec, memory_kind=memory_kind)
+        except ValueError as error:
+            text = shorten(str(error), 300)[1:-1]
+            raise make_error("sharding", f"MpmdSharding: {text}") from None
         self.mpmd_mesh = mpmd_mesh
         self.mesh_ids = Ranks(ids)
 

@@ -382,8 +382,8 @@ class Partials:
         uses: dict[int, set[Any]],
         adders: Counter[Any],
     ) -> dict[Any, tuple[str, Any]]:
-        """The terms of partial results that another operation uses too, with the reason why they
-        must be whole."""
+        """The terms of partial results that another operation uses too, with the reason why
+        they must be whole."""
         shared: dict[Any, tuple[str, Any]] = {}
         live = {k: axes for k, axes in found.items() if axes and not isinstance(axes, Blocked)}
         for k, axes in live.items():

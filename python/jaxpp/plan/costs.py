@@ -46,8 +46,8 @@ class LinkCost:
 class CollectiveCost:
     """The collectives of one kind that a task runs over the same axes of its rank's mesh.
 
-    Those of all branches of a condition count. Those in a loop count once per iteration, or once
-    if XLA does not know the number of iterations.
+    Those of all branches of a condition count. Those in a loop count once per iteration, or
+    once if XLA does not know the number of iterations.
     """
 
     rank: int

@@ -16,7 +16,7 @@ import numpy as np
 from jaxpp import _core
 from jaxpp.array import MpmdArray
 from jaxpp.client.devices import StepDevices
-from jaxpp.errors import JaxppError, make_error, warn
+from jaxpp.errors import JaxppError, make_error, shorten, warn
 from jaxpp.jax_internals.client import serialized_compile_options
 from jaxpp.lower.compiling import explain
 from jaxpp.lower.lowering import Code, TaskLowerer, modules_of_all
@@ -239,6 +239,13 @@ class CompiledStep:
         always makes for arrays with this placement, or the copy of a small array."""
         if type(array) is MpmdArray:
             self._take_over(array, leaf.arguments)
+        elif isinstance(array, jax.ShapeDtypeStruct):
+            raise make_error(
+                "invalid-argument",
+                f"{leaf.arguments[0].name}: expected an array, found {shorten(array)}; "
+                "lower(), compile() and prepare() take shapes, a call runs the step",
+                wrong_type=True,
+            )
         source = source_of(array, self._devices, self._mesh)
         taken = [self._take(argument, array, source) for argument in leaf.arguments]
         if type(array) is not MpmdArray:
@@ -247,11 +254,17 @@ class CompiledStep:
         given = array._values
         if all(value in given for value in taken):
             leaf.use_parts(array._placement, [given.index(value) for value in taken])
-        elif len(given) == len(taken) == 1 and not array._is_built:
+        elif len(given) == len(taken) == 1 and self._has(array):
             taken[0].set_origin(given[0])
         elif leaf.arguments[0].donated:
             copied.append(array)
         return taken
+
+    def _has(self, array: MpmdArray) -> bool:
+        """Whether the array is on the devices of this step, and not built from JAX arrays."""
+        if array._is_built:
+            return False
+        return bool(array._placement.devices.number == self._devices.number)
 
     def _take_over(self, leaf: MpmdArray, arguments: list[Argument]) -> None:
         """Transfers an array built from JAX arrays to the runtime, in place or, if the step may

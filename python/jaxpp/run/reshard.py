@@ -13,7 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxpp.array import MpmdArray
 from jaxpp.client.devices import devices_for
-from jaxpp.errors import make_error
+from jaxpp.errors import make_error, shorten, tree_text
 from jaxpp.jax_internals.arrays import broadcast_prefix, key_implementation, wrap_keys
 from jaxpp.mesh import MpmdMesh, MpmdSharding, memory_of
 from jaxpp.placements import Part, Placement, physical_array, physical_type
@@ -38,12 +38,21 @@ def _is_sharding(x: Any) -> bool:
 
 def _shardings(given: Any, arrays: Any, kind: type, name: str) -> list[Any]:
     """One sharding per leaf of `arrays`."""
-    found = broadcast_prefix(given, arrays, is_leaf=_is_sharding)
+    try:
+        found = broadcast_prefix(given, arrays, is_leaf=_is_sharding)
+    except ValueError:
+        raise make_error(
+            "sharding",
+            f"{name}: expected shardings to be a pytree prefix of the arrays\n"
+            f"  shardings: {tree_text(given)}\n"
+            f"  arrays: {tree_text(arrays)}",
+        ) from None
     for sharding in found:
         if not isinstance(sharding, kind):
             raise make_error(
                 "sharding",
-                f"{name}: expected {kind.__name__} objects in shardings, found {sharding!r}",
+                f"{name}: expected {kind.__name__} objects in shardings, found "
+                f"{shorten(sharding)}",
                 wrong_type=True,
             )
     return found
@@ -138,9 +147,16 @@ def spmd_to_mpmd_reshard(
       The same tree of `MpmdArray`s.
 
     Raises:
-      JaxppError: a sharding is not an `MpmdSharding` ("sharding").
+      JaxppError: a sharding is not an `MpmdSharding`, or they are no prefix of the arrays'
+        tree ("sharding"); a sharding is on another mesh ("mesh").
     """
     del threshold
+    if not isinstance(mpmd_mesh, MpmdMesh):
+        raise make_error(
+            "mesh",
+            f"spmd_to_mpmd_reshard: mpmd_mesh={shorten(mpmd_mesh)}; expected an MpmdMesh",
+            wrong_type=True,
+        )
     devices = devices_for(mpmd_mesh, None)
 
     def put(array: Any, sharding: MpmdSharding) -> MpmdArray:
@@ -163,6 +179,13 @@ def spmd_to_mpmd_reshard(
     leaves, tree = jax.tree.flatten(arrays)
     shardings = jax.tree.map(named, shardings, is_leaf=_is_sharding)
     found = _shardings(shardings, arrays, MpmdSharding, "spmd_to_mpmd_reshard")
+    for sharding in found:
+        if sharding.mpmd_mesh != mpmd_mesh:
+            raise make_error(
+                "mesh",
+                f"spmd_to_mpmd_reshard: expected shardings on mpmd_mesh, {shorten(mpmd_mesh)}, "
+                f"found one on {shorten(sharding.mpmd_mesh)}",
+            )
     placed = list(map(put, leaves, found))
     devices.flush()
     return tree.unflatten(placed)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
+
+from jaxpp.errors import make_error, shorten
 
 __all__ = ["cross_mpmd_all_reduce", "cross_mpmd_stack", "place_p", "place_with"]
 
@@ -47,11 +50,20 @@ def cross_mpmd_all_reduce(*arrays: Any) -> jax.Array:
 
     Each rank first sums its own arrays and sends only that sum.
     """
-    total = functools.reduce(jax.lax.add, [jnp.asarray(a) for a in arrays])
+    total = functools.reduce(jax.lax.add, _arrays(arrays, "cross_mpmd_all_reduce"))
     return place_p.bind(total)
 
 
 def cross_mpmd_stack(arrays: Any, axis: int = 0) -> jax.Array:
     """Stacks arrays of the same shape and dtype from different ranks; all ranks get the
     result."""
-    return place_p.bind(jnp.stack([jnp.asarray(a) for a in arrays], axis))
+    return place_p.bind(jnp.stack(_arrays(arrays, "cross_mpmd_stack"), axis))
+
+
+def _arrays(given: Any, name: str) -> list[jax.Array]:
+    found = [jnp.asarray(a) for a in given] if isinstance(given, Iterable) else []
+    if not found:
+        raise make_error(
+            "invalid-argument", f"{name}: expected at least one array, found {shorten(given)}"
+        )
+    return found

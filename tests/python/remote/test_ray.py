@@ -207,6 +207,20 @@ def test_an_argument_that_is_on_another_rank_is_moved(mesh2: jaxpp.RemoteMpmdMes
     assert run(mesh2) == run(mesh_of(2, {}))
 
 
+def test_arrays_move_between_workers_and_this_process(mesh2: jaxpp.RemoteMpmdMesh) -> None:
+    remote, local = two_stages(mesh2), two_stages(mesh_of(2, {}))
+    there, _ = remote(weights(), batch())
+    here, _ = local(weights(), batch())
+    expected, loss = local(here, batch())
+    here, _ = local(weights(), batch())
+    for step, state in ((local, there), (remote, here)):
+        found, same = step(state, batch())
+        assert float(same) == float(loss)
+        for a, b in zip(found, expected, strict=True):
+            np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
+        assert all(w.is_deleted() for w in state)
+
+
 def test_an_array_is_deleted_while_others_read_it(mesh2: jaxpp.RemoteMpmdMesh) -> None:
     """Readers get the contents or an error, and the mesh remains usable."""
     sharding = jaxpp.MpmdSharding(mesh2, (0, 1), P())
