@@ -66,6 +66,7 @@ static jpp_status_t* split_loops(jpp_partitioner_t* p) {
       JPP_RETURN_IF_ERROR(jpp__partition_assign_stages(p, loop));
       JPP_RETURN_IF_ERROR(jpp__partition_shrink_calls(p, loop));
       JPP_RETURN_IF_ERROR(jpp__partition_note_unsplit(p, loop));
+      JPP_RETURN_IF_ERROR(jpp__partition_note_stage_moves(p, loop));
       JPP_RETURN_IF_ERROR(jpp__partition_make_tasks(p, loop));
       JPP_RETURN_IF_ERROR(jpp__partition_reduce(p, loop));
     } else if (p->segment[id] == JPP_SEGMENT_OUTER || p->outer_copy[id]) {

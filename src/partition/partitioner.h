@@ -82,6 +82,9 @@ jpp_status_t* jpp__partition_shrink_calls(jpp_partitioner_t* p,
 // notes.c: finds ops of a loop that compute input and weight gradients together.
 jpp_status_t* jpp__partition_note_unsplit(jpp_partitioner_t* p,
                                           uint32_t loop) JPP_MUST_USE;
+// notes.c: finds ops of a loop to which a scalar draws arrays of other ranks.
+jpp_status_t* jpp__partition_note_stage_moves(jpp_partitioner_t* p,
+                                              uint32_t loop) JPP_MUST_USE;
 // tasks.c: creates the stage tasks of a loop, still empty.
 jpp_status_t* jpp__partition_make_tasks(jpp_partitioner_t* p, uint32_t loop) JPP_MUST_USE;
 // reduce.c: creates the accumulators of a loop's results, and the sums after the loop.
@@ -139,6 +142,10 @@ static inline bool jpp__segment_is_stage(uint32_t segment) {
 // The segment of the stage's backward; of a backward's segment, the stage.
 static inline uint32_t jpp__segment_backward(uint32_t stages, uint32_t stage) {
   return 2 * stages - 1 - stage;
+}
+
+static inline uint32_t jpp__segment_stage(uint32_t stages, uint32_t segment) {
+  return segment < stages ? segment : jpp__segment_backward(stages, segment);
 }
 
 // The op of the loop's body that makes the value. JPP_NONE if none does: the value comes

@@ -18,6 +18,7 @@ _RESHAPES = {"reshape", "squeeze", "expand_dims", "broadcast_in_dim", "iota"}
 # Ops that take less time than reading their result from memory.
 _QUICK = _RESHAPES | {"convert_element_type", "select_n", "eq", "ne", "lt", "le", "gt", "ge"}
 _QUICK |= {"add", "sub", "mul", "neg", "abs", "max", "min", "and", "or", "xor", "not"}
+_QUICK |= {"integer_pow", "sign", "square"}
 
 
 def is_cheap(eqn: JaxprEqn) -> bool:

@@ -14,9 +14,20 @@ from jaxpp.trace.front import Operand
 __all__ = ["Zeros"]
 
 # Zero if all operands are.
-_LINEAR = {"add", "add_any", "concatenate", "copy", "copy_p", "neg", "pad", "reduce_sum", "sub"}
-_LINEAR |= {"broadcast_in_dim", "convert_element_type", "expand_dims", "reshape", "squeeze"}
-_LINEAR |= {"reshard", "rev", "sharding_constraint", "slice", "transpose"}
+_OF_ZEROS = {
+    "abs",
+    "add",
+    "add_any",
+    "concatenate",
+    "copy",
+    "copy_p",
+    "neg",
+    "pad",
+    "reduce_sum",
+    "sub",
+}
+_OF_ZEROS |= {"broadcast_in_dim", "convert_element_type", "expand_dims", "reshape", "squeeze"}
+_OF_ZEROS |= {"reshard", "rev", "sharding_constraint", "sign", "slice", "square", "transpose"}
 
 
 def _array(literal: Literal) -> Any:
@@ -46,7 +57,7 @@ class Zeros:
     def is_made_by(self, primitive: Any, operands: Sequence[Operand]) -> bool:
         """Whether an equation with one result makes zeros."""
         name = primitive.name
-        if name in _LINEAR:
+        if name in _OF_ZEROS:
             return all(o in self for o in operands)
         if name == "mul":
             zero = any(o in self for o in operands)

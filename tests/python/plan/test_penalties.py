@@ -119,6 +119,43 @@ def test_what_norms_are_taken_of_is_not_sent(name: str) -> None:
     assert extra < 100, compiled.explain()
 
 
+def step_with_norms(clips: bool) -> Any:
+    """The loop returns the norm of each microbatch's gradients, which it may clip by it."""
+
+    def loss(params: Any, x: Any) -> Any:
+        for w in params:
+            x = jaxpp.mark_stage_end(jnp.tanh(x @ w))
+        return jnp.mean((x - 0.1) ** 2)
+
+    def step(params: Any, xs: Any) -> Any:
+        def one(x: Any) -> Any:
+            grads = jax.grad(loss)(params, x)
+            norm = jnp.sqrt(sum(jnp.sum(g.real**2 + jnp.square(g.imag)) for g in grads))
+            scale = 1 / jnp.maximum(norm, 1e-3) if clips else 1
+            return jax.tree.map(lambda g: g * scale, grads), norm
+
+        return jaxpp.treduce(one, xs, jaxpp.Std1F1B(3), operation=jaxpp.Add)
+
+    keys = jax.random.split(jax.random.key(0), 4)
+    params = [jax.random.normal(k, (WIDTH, WIDTH)) / 7 for k in keys[1:]]
+    xs = jax.random.normal(keys[0], (4 * MICROBATCHES, ROWS, WIDTH))
+    run = jaxpp.mpmd_jit_with_loop(step, mesh_of(3, {}))
+    assert_equal(run(params, xs), jax.jit(step)(params, xs), 1e-4)
+    return run.compile(params, xs)
+
+
+def test_clipping_in_the_loop_warns() -> None:
+    with pytest.warns(
+        UserWarning, match=r"test_penalties.py:\d+.* MiB move there in every step"
+    ):
+        compiled = step_with_norms(clips=True)
+    assert "rank 0 makes of several stages' values" in compiled.explain()
+
+
+def test_zeros_of_norms_are_not_kept() -> None:
+    assert "computed once, before the loop" not in step_with_norms(clips=False).explain()
+
+
 @pytest.mark.parametrize("name", LOSSES)
 def test_gradients_with_penalties_are_reduced_once(name: str) -> None:
     compiled = check(jaxpp.Std1F1B(2), {"data": 2}, LOSSES[name])
