@@ -277,13 +277,23 @@ static jpp_status_t* run_once(launch_job_t* job, const sigset_t* waiting_mask) {
   return status;
 }
 
-// Blocks signals, which are then delivered only in ppoll().
+// Whether the caller wants it ignored, as nohup does with SIGHUP and a shell script with
+// the SIGINT of its background commands.
+static bool is_ignored(int number) {
+  struct sigaction action;
+  bool can_be = number == SIGHUP || number == SIGINT;
+  return can_be && sigaction(number, NULL, &action) == 0 && action.sa_handler == SIG_IGN;
+}
+
+// Blocks signals, which are then delivered only in ppoll(). Signals that this process
+// ignores remain ignored, also in its children.
 static void hold_signals(sigset_t* out_waiting_mask) {
   static const int kSignals[] = {SIGCHLD, SIGINT, SIGTERM, SIGHUP};
   struct sigaction action = {.sa_handler = note_signal};
   sigset_t held;
   sigemptyset(&held);
   for (size_t i = 0; i < sizeof(kSignals) / sizeof(*kSignals); ++i) {
+    if (is_ignored(kSignals[i])) continue;
     sigaction(kSignals[i], &action, NULL);
     sigaddset(&held, kSignals[i]);
   }

@@ -100,6 +100,7 @@ class LaunchTest(CommandTest):
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,
+                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
             )
             assert launcher.stdout is not None
             pids = [launcher.stdout.readline().split()[1] for _ in range(2)]
@@ -116,6 +117,28 @@ class LaunchTest(CommandTest):
             while any(map(is_running, pids)) and time.monotonic() < deadline:
                 time.sleep(0.02)
             self.assertFalse(any(map(is_running, pids)), pids)
+
+    def test_launch_under_nohup(self) -> None:
+        """Signals that the launcher's caller ignores end neither it nor its processes."""
+
+        def ignore_signals() -> None:
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+        script = 'kill -HUP $$; kill -INT $$; echo up; read line; echo "$line"'
+        with subprocess.Popen(
+            [COMMAND, "launch", "--", "sh", "-c", script],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            preexec_fn=ignore_signals,
+        ) as launcher:
+            assert launcher.stdout is not None
+            self.assertEqual(launcher.stdout.readline(), "[0] up\n")
+            launcher.send_signal(signal.SIGHUP)
+            launcher.send_signal(signal.SIGINT)
+            self.assertEqual(launcher.communicate("still here\n")[0], "[0] still here\n")
+        self.assertEqual(launcher.returncode, 0)
 
     def test_launch_that_is_killed_leaves_nothing_behind_a_shell(self) -> None:
         script = "sleep 1000 & echo $!; wait"
