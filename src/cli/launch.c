@@ -22,9 +22,10 @@
 enum {
   kMostProcesses = 4096,
   kMostAddress = 256,
-  kGraceMs = 30000,    // grace period after a signal
-  kFailureMs = 5000,   // after a failure: the processes' own grace period
-  kBeyondMs = 5000,    // additional time in which they can report why they end
+  kGraceMs = 30000,  // grace period after a signal
+  // After a failure: JPP_GRACE, after which processes end themselves, and as much again
+  // in which they can report why they end.
+  kFailureMs = 10000,
   kSilenceMs = 10000,  // default of JPP_PEER_TIMEOUT
   kLookMs = 2000,      // time between two searches for stopped processes
   kStoppedMs = 3000,   // time after the silence for the others to name a stopped process
@@ -154,7 +155,7 @@ static void name_culprit(launch_job_t* job) {
   }
   // A process that does not answer would ignore a request to end.
   if (culprit && culprit->pid) kill(-culprit->pid, SIGKILL);
-  end_all(job, SIGTERM, grace_ms(job, kFailureMs) + kBeyondMs);
+  end_all(job, SIGTERM, grace_ms(job, kFailureMs));
 }
 
 static void collect_ends(launch_job_t* job) {
@@ -329,6 +330,26 @@ static jpp_status_t* run_job(launch_job_t* job) {
   }
 }
 
+// The host is a name, an IPv4 address, or an IPv6 address in brackets.
+static jpp_status_t* check_coordinator(const char* coordinator) {
+  const char* colon = strrchr(coordinator, ':');
+  size_t host = colon ? (size_t)(colon - coordinator) : 0;
+  const char* port = colon ? colon + 1 : "";
+  size_t digits = strspn(port, "0123456789");
+  long number = digits && digits < 8 && !port[digits] ? strtol(port, NULL, 10) : 0;
+  bool bracketed = host > 2 && coordinator[0] == '[' && coordinator[host - 1] == ']';
+  const char* unexpected = bracketed ? " \t\n" : " \t\n:";
+  bool is_host = host && strcspn(coordinator, unexpected) >= host;
+  if (is_host && number >= 1 && number <= UINT16_MAX &&
+      strlen(coordinator) < kMostAddress) {
+    return NULL;
+  }
+  return jpp_status_make(JPP_INVALID_ARGUMENT,
+                         "--coordinator: expected HOST:PORT, as in node0:1234, with a "
+                         "port from 1 to %d (an IPv6 address in brackets), found '%s'",
+                         UINT16_MAX, coordinator);
+}
+
 static jpp_status_t* check_nodes(const jpp_cli_options_t* options, uint32_t count) {
   uint32_t nodes = options->nodes ? options->nodes : 1;
   if (count > kMostProcesses / nodes) {
@@ -346,15 +367,7 @@ static jpp_status_t* check_nodes(const jpp_cli_options_t* options, uint32_t coun
                            "--nodes: expected --coordinator HOST:PORT as well, with an "
                            "address of node 0 and a free port there");
   }
-  const char* colon = options->coordinator ? strrchr(options->coordinator, ':') : ":1";
-  long port = colon ? strtol(colon + 1, NULL, 10) : 0;
-  bool fits = !options->coordinator || strlen(options->coordinator) < kMostAddress;
-  if (port < 1 || port > UINT16_MAX || !fits) {
-    return jpp_status_make(JPP_INVALID_ARGUMENT,
-                           "--coordinator: expected HOST:PORT, found '%s'",
-                           options->coordinator);
-  }
-  return NULL;
+  return options->coordinator ? check_coordinator(options->coordinator) : NULL;
 }
 
 jpp_status_t* jpp_cli_launch(const jpp_cli_options_t* options, jpp_str_t* out) {

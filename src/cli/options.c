@@ -118,7 +118,7 @@ static const flag_t kFlags[] = {
      "seconds to wait before a restart; default 0"},
     {JPP_FLAG_LAUNCH, "--grace", "S", FLAG_NUMBER, FIELD(grace),
      "seconds for processes to end before they are killed; default 30 after "
-     "Ctrl-C or SIGTERM, 5 after a failure"},
+     "Ctrl-C or SIGTERM, 10 after a failure"},
     {JPP_FLAG_LAUNCH, "--log-dir", "DIR", FLAG_TEXT, FIELD(log_dir),
      "write each process' output to DIR/process-N.log as well"},
     {JPP_FLAG_LAUNCH, "--nodes", "N", FLAG_U32, FIELD(nodes),

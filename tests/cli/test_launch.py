@@ -187,6 +187,20 @@ class LaunchTest(CommandTest):
             self.assertEqual(first + launcher.communicate()[0], output)
             self.assertEqual(launcher.returncode, 128 + signal.SIGTERM)
 
+    def test_launch_gives_no_more_time_after_a_failure(self) -> None:
+        script = (
+            'if [ $JPP_PROCESS_ID = 1 ]; then read line <"$1"; exit 3; fi; '
+            "trap '' TERM; echo up >\"$1\"; "
+            "for i in 1 2 3 4 5 6 7 8; do sleep 0.5; done; echo late"
+        )
+        with tempfile.TemporaryDirectory() as folder:
+            fifo = f"{folder}/fifo"
+            os.mkfifo(fifo)
+            done = run(
+                "launch", "-n", "2", "--grace", "0.2", "--", "sh", "-c", script, "sh", fifo
+            )
+        self.assertEqual((done.returncode, done.stdout), (3, ""), done.stderr)
+
     def test_launch_gives_time_also_behind_a_shell(self) -> None:
         """SIGTERM ends the shell at once, but its child may still be saving a checkpoint."""
         saves = "trap 'sleep 1; echo saved; exit 0' TERM; echo up; while :; do sleep 0.1; done"
@@ -223,7 +237,11 @@ class LaunchTest(CommandTest):
         self.assertEqual(sorted(done.stdout.splitlines()), sorted(expected), done.stderr)
         self.assert_refused(2, "expected --coordinator", "launch", "--nodes=2", "--", "true")
         self.assert_refused(2, "below --nodes, 1", "launch", "--node=1", "--", "true")
-        self.assert_refused(2, "HOST:PORT", "launch", "--coordinator=x", "--", "true")
+        for place in ("x", ":80", "x:", "x:80x", "x: 80", "x:+80", "x y:80", "x:0", "x:65536"):
+            found = f"found '{place}'"
+            self.assert_refused(2, found, "launch", f"--coordinator={place}", "--", "true")
+        self.assert_refused(2, "HOST:PORT", "launch", "--coordinator=::1:80", "--", "true")
+        self.assertEqual(run("launch", "--coordinator=[::1]:80", "--", "true").returncode, 0)
 
     def test_launch_divides_cores(self) -> None:
         script = "echo $NPROC $OMP_NUM_THREADS $(nproc)"
