@@ -22,6 +22,7 @@
 enum {
   kMostProcesses = 4096,
   kMostAddress = 256,
+  kOutputLost = 2,   // exit status, as of other commands
   kGraceMs = 30000,  // grace period after a signal
   // After a failure: JPP_GRACE, after which processes end themselves, and as much again
   // in which they can report why they end.
@@ -68,6 +69,17 @@ static void end_all(launch_job_t* job, int number, double grace_ms) {
 
 static double grace_ms(const launch_job_t* job, double otherwise) {
   return job->options->grace >= 0 ? job->options->grace * 1000 : otherwise;
+}
+
+static void pass_interrupts(launch_job_t* job) {
+  if (g_interrupts == job->interrupts_passed) return;
+  job->result = 128 + g_signal;
+  if (job->interrupts_passed) {
+    jpp__launch_signal(job, SIGKILL);
+  } else {
+    end_all(job, g_signal, grace_ms(job, kGraceMs));
+  }
+  job->interrupts_passed = g_interrupts;
 }
 
 static int result_of(int wait_status) {
@@ -122,7 +134,8 @@ static void say_who_failed(const launch_job_t* job, const launch_child_t* culpri
   fprintf(stderr, "jaxpp launch: process %u (pid %d) ", culprit->number,
           (int)culprit->last_pid);
   if (culprit->stopped && !culprit->ended) {
-    fprintf(stderr, "was stopped (SIGSTOP) and did not continue");
+    fprintf(stderr, "was stopped (%s) and did not continue",
+            jpp__launch_stop_name(culprit));
   } else if (!culprit->ended) {
     fprintf(stderr, "no longer answers, the other processes report");
   } else if (WIFSIGNALED(culprit->wait_status)) {
@@ -158,13 +171,29 @@ static void name_culprit(launch_job_t* job) {
   end_all(job, SIGTERM, grace_ms(job, kFailureMs));
 }
 
+static void note_change(launch_job_t* job, launch_child_t* child, int wait_status) {
+  if (WIFSTOPPED(wait_status) || WIFCONTINUED(wait_status)) {
+    child->stop_signal = WIFSTOPPED(wait_status) ? WSTOPSIG(wait_status) : 0;
+    child->stop_told = false;
+    return;
+  }
+  bool interrupted =
+      job->lent && WIFSIGNALED(wait_status) && WTERMSIG(wait_status) == SIGINT;
+  jpp__launch_note_end(job, child, wait_status);
+  if (interrupted) {  // the Ctrl-C went to the process alone, but it is for the job
+    note_signal(SIGINT);
+    pass_interrupts(job);
+  }
+  if (result_of(wait_status) && !job->failed_ms) job->failed_ms = jpp_cli_now_ms();
+}
+
 static void collect_ends(launch_job_t* job) {
   for (uint32_t i = 0; i < job->count; ++i) {
     launch_child_t* child = &job->children[i];
+    const int kinds = WNOHANG | WUNTRACED | WCONTINUED;
     int wait_status = 0;
-    if (child->pid && waitpid(child->pid, &wait_status, WNOHANG) == child->pid) {
-      jpp__launch_note_end(job, child, wait_status);
-      if (result_of(wait_status) && !job->failed_ms) job->failed_ms = jpp_cli_now_ms();
+    if (child->pid && waitpid(child->pid, &wait_status, kinds) == child->pid) {
+      note_change(job, child, wait_status);
     }
     jpp__launch_check_group(job, child);
   }
@@ -216,36 +245,26 @@ static bool read_outputs(launch_job_t* job, const sigset_t* waiting_mask, bool w
   if (ppoll(job->polls, count + 1, &slice, waiting_mask) <= 0) return false;
   for (uint32_t i = 0; i < count; ++i) {
     if (!job->polls[i].revents) continue;
-    jpp__launch_read(&job->children[i / 2], &job->children[i / 2].outputs[i % 2]);
+    jpp__launch_read(job, &job->children[i / 2], &job->children[i / 2].outputs[i % 2]);
   }
   if (job->polls[count].revents) read_reports(job);
   return true;
 }
 
-static void pass_interrupts(launch_job_t* job, int* passed) {
-  if (g_interrupts == *passed) return;
-  job->result = 128 + g_signal;
-  if (*passed) {
-    jpp__launch_signal(job, SIGKILL);
-  } else {
-    end_all(job, g_signal, grace_ms(job, kGraceMs));
-  }
-  *passed = g_interrupts;
-}
-
 static void follow(launch_job_t* job, const sigset_t* waiting_mask) {
-  int passed = 0;
+  job->interrupts_passed = 0;
   while (count_alive(job)) {
     read_outputs(job, waiting_mask, true);
-    pass_interrupts(job, &passed);
+    pass_interrupts(job);
     collect_ends(job);
+    jpp__launch_answer_stop(job);
     blame_stopped(job);
     name_culprit(job);
     if (job->ending && jpp_cli_now_ms() > job->end_ms) jpp__launch_signal(job, SIGKILL);
   }
   while (read_outputs(job, waiting_mask, false)) {
   }
-  for (uint32_t i = 0; i < job->count; ++i) jpp__launch_close(&job->children[i]);
+  for (uint32_t i = 0; i < job->count; ++i) jpp__launch_close(job, &job->children[i]);
   name_culprit(job);
 }
 
@@ -298,6 +317,7 @@ static void hold_signals(sigset_t* out_waiting_mask) {
     sigaction(kSignals[i], &action, NULL);
     sigaddset(&held, kSignals[i]);
   }
+  sigaddset(&held, SIGTTOU);  // to use a terminal that another process has
   sigprocmask(SIG_BLOCK, &held, out_waiting_mask);
 }
 
@@ -319,6 +339,8 @@ static jpp_status_t* run_job(launch_job_t* job) {
   }
   if (pipe2(job->report, O_CLOEXEC | O_NONBLOCK) < 0) return jpp__launch_error("a pipe");
   JPP_RETURN_IF_ERROR(jpp__launch_guard(job));
+  jpp__launch_open_terminal(job);
+  jpp__launch_prepare_output(job);
   hold_signals(&waiting_mask);
   for (;; ++job->restart) {
     JPP_RETURN_IF_ERROR(run_once(job, &waiting_mask));
@@ -383,6 +405,7 @@ jpp_status_t* jpp_cli_launch(const jpp_cli_options_t* options, jpp_str_t* out) {
   jpp__launch_dismiss_guard(&job);
   jpp_free(job.children);
   jpp_free(job.polls);
+  if (!job.result && job.lost_output) job.result = kOutputLost;
   if (!status && job.result) exit(job.result);
   return status;
 }

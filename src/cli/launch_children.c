@@ -142,11 +142,20 @@ static void set_environment(const launch_job_t* job, const launch_child_t* child
 
 // --- Start and end --------------------------------------------------------------------
 
+// Processes that share a terminal cannot read it: they would be stopped, or each would
+// take some of the input.
+static void leave_terminal(const launch_job_t* job) {
+  if (job->count == 1 || !isatty(STDIN_FILENO)) return;
+  int nothing = open("/dev/null", O_RDONLY | O_CLOEXEC);
+  if (nothing >= 0) dup2(nothing, STDIN_FILENO);
+}
+
 static void become_process(const launch_job_t* job, const launch_child_t* child) {
   set_environment(job, child);
   fcntl(job->report[1], F_SETFD, 0);
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   setpgid(0, 0);
+  leave_terminal(job);
   sigset_t none;
   sigemptyset(&none);
   sigprocmask(SIG_SETMASK, &none, NULL);
@@ -177,6 +186,8 @@ jpp_status_t* jpp__launch_start(launch_job_t* job, launch_child_t* child) {
     child->outputs[i].length = 0;
   }
   child->ended = false;
+  child->stop_signal = 0;
+  child->stop_told = false;
   child->pid = child->last_pid = child->group = pid > 0 ? pid : 0;
   if (pid < 0) return jpp__launch_error("a process could not be started");
   setpgid(pid, pid);  // the child does so too; either may come first
@@ -195,7 +206,9 @@ void jpp__launch_check_group(const launch_job_t* job, launch_child_t* child) {
 
 void jpp__launch_note_end(launch_job_t* job, launch_child_t* child, int wait_status) {
   if (!job->ending) kill(-child->group, SIGKILL);
+  jpp__launch_take_terminal(job);
   child->pid = 0;
+  child->stop_signal = 0;
   child->ended = true;
   child->wait_status = wait_status;
 }

@@ -3,9 +3,13 @@
 test_launch.py COMMAND GRAPHS
 """
 
+import contextlib
+import errno
 import os
 import pathlib
+import pty
 import re
+import select
 import signal
 import subprocess
 import tempfile
@@ -22,6 +26,39 @@ def is_running(pid: str) -> bool:
     except OSError:
         return False
     return state not in "ZX"
+
+
+class Terminal:
+    """A command with a controlling terminal."""
+
+    def __init__(self, *command: str, **variables: str) -> None:
+        self.output = ""
+        self.pid, self.terminal = pty.fork()
+        if self.pid == 0:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            os.execvpe(command[0], command, {**os.environ, **variables})
+
+    def expect(self, text: str) -> None:
+        """Reads until the text appears."""
+        while text not in self.output:
+            self._read()
+        self.output = self.output.partition(text)[2]
+
+    def type(self, keys: str) -> None:
+        os.write(self.terminal, keys.encode())
+
+    def wait(self) -> int:
+        """Reads until the command has ended; returns its exit status."""
+        with contextlib.suppress(OSError):
+            while True:
+                self._read()
+        os.close(self.terminal)
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+    def _read(self) -> None:
+        if not select.select([self.terminal], [], [], 60)[0]:
+            raise AssertionError(f"no output for 60 s after {self.output!r}")
+        self.output += os.read(self.terminal, 4096).decode()
 
 
 class LaunchTest(CommandTest):
@@ -46,14 +83,55 @@ class LaunchTest(CommandTest):
         self.assertEqual(run("launch", "--", "sh", "-c", "echo one").stdout, "[0] one\n")
 
     def test_launch_passes_long_lines_and_any_bytes(self) -> None:
-        script = "printf '\\377\\n'; head -c 20000 /dev/zero | tr '\\0' x; echo"
+        long = "x" + "é" * 20000
+        script = f"printf '\\377\\n'; printf '%s\\n' {long}; printf '%s' {long[:8192]}"
         done = subprocess.run(
             [COMMAND, "launch", "--", "sh", "-c", script], capture_output=True, check=True
         )
-        first, *long = done.stdout.splitlines()
-        self.assertEqual(first, b"[0] \xff")
-        self.assertTrue(all(line.startswith(b"[0] ") for line in long))
-        self.assertEqual(b"".join(line[4:] for line in long), b"x" * 20000)
+        expected = b"[0] \xff\n" + f"[0] {long}\n[0] {long[:8192]}\n".encode()
+        self.assertEqual(done.stdout, expected)
+
+    def test_launch_breaks_a_long_line_for_another_process(self) -> None:
+        script = (
+            'wait_for() { while [ ! -e "$1" ]; do sleep 0.05; done; }; '
+            'if [ $JPP_PROCESS_ID = 0 ]; then printf \'x%s\' "$2"; wait_for "$1/end"; '
+            'echo end; else wait_for "$1/other"; echo other; fi'
+        )
+        with tempfile.TemporaryDirectory() as folder:
+            long = "é" * 5000
+            launcher = subprocess.Popen(
+                [COMMAND, "launch", "-n", "2", "--", "sh", "-c", script, "sh", folder, long],
+                stdout=subprocess.PIPE,
+            )
+            assert launcher.stdout is not None
+            first = launcher.stdout.read(4 + 8191).decode()
+            pathlib.Path(folder, "other").touch()
+            other = launcher.stdout.readline() + launcher.stdout.readline()
+            pathlib.Path(folder, "end").touch()
+            last = launcher.communicate()[0].decode()
+        self.assertEqual(first, "[0] x" + "é" * 4095)
+        self.assertEqual(other, b"\n[1] other\n")
+        self.assertEqual(last, "[0] " + "é" * 905 + "end\n")
+
+    def test_launch_says_what_it_could_not_write(self) -> None:
+        with tempfile.TemporaryDirectory() as folder, open("/dev/full", "w") as full:
+            pathlib.Path(folder, "process-0.log").symlink_to("/dev/full")
+            flags = ["--log-dir", folder, "--", "sh", "-c", "seq 5000; exit $1", "sh"]
+            for status, result in (0, 2), (3, 3):
+                done = subprocess.run(
+                    [COMMAND, "launch", *flags, str(status)],
+                    stdout=full,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                    check=False,
+                )
+                self.assertEqual(done.returncode, result, done.stderr)
+                why = os.strerror(errno.ENOSPC)
+                for lost in f"{folder}/process-0.log: {why}", f"standard output: {why}":
+                    self.assertEqual(done.stderr.count(lost), 1, done.stderr)
+            done = run("launch", *flags, "0")
+            self.assertEqual((done.returncode, len(done.stdout.splitlines())), (0, 5000))
+            self.assertIn(f"process-0.log: {why}", done.stderr)
 
     def test_launch_ends_all_when_one_fails(self) -> None:
         wait = "trap 'echo told; exit 0' TERM; echo up; while :; do sleep 0.1; done"
@@ -139,6 +217,49 @@ class LaunchTest(CommandTest):
             launcher.send_signal(signal.SIGINT)
             self.assertEqual(launcher.communicate("still here\n")[0], "[0] still here\n")
         self.assertEqual(launcher.returncode, 0)
+
+    def test_launch_lends_the_terminal(self) -> None:
+        script = 'stty -g >/dev/null; printf "name? "; read x; echo "hello $x"; read x; read y'
+        one = Terminal(COMMAND, "launch", "--restarts=1", "--", "sh", "-c", script)
+        one.expect("[0] name? ")
+        one.type("A\n")
+        one.expect("hello A")
+        one.type("\3")
+        self.assertEqual(one.wait(), 128 + signal.SIGINT)
+        self.assertNotIn("jaxpp launch:", one.output)
+
+    def test_launch_stops_with_the_process_that_has_the_terminal(self) -> None:
+        launch = (
+            f"{COMMAND} launch -- sh -c 'echo ask; read x; echo got $x; read x; echo end $x'"
+        )
+        one = Terminal("sh", "-c", f"set -m; {launch}; echo stopped; fg")
+        one.expect("[0] ask")
+        one.type("A\n")
+        one.expect("[0] got A")
+        one.type("\x1a")
+        one.expect("stopped")
+        one.type("B\n")
+        one.expect("[0] end B")
+        one.wait()
+
+    def test_launch_names_a_process_that_asks_for_the_terminal(self) -> None:
+        waits = "set -m; $0 launch -- sh -c 'read x; echo got $x' & read key; fg"
+        one = Terminal("sh", "-c", waits, COMMAND)
+        one.expect("was stopped (SIGTTIN: it reads the terminal")
+        one.type("key\n")
+        one.expect("launch")  # the shell prints the command that it brings forward
+        one.type("A\n")
+        one.expect("[0] got A")
+        self.assertEqual(one.wait(), 0)
+        script = 'read x; echo "none$x"; [ $JPP_PROCESS_ID = 0 ] || read x </dev/tty; sleep 100'
+        two = Terminal(
+            COMMAND, "launch", "-n", "2", "--", "sh", "-c", script, JPP_PEER_TIMEOUT="1"
+        )
+        two.expect("] none")
+        two.expect("] none")
+        two.expect("process 1 (pid ")
+        two.expect("was stopped (SIGTTIN: it reads the terminal")
+        self.assertEqual(two.wait(), 128 + signal.SIGKILL)
 
     def test_launch_that_is_killed_leaves_nothing_behind_a_shell(self) -> None:
         script = "sleep 1000 & echo $!; wait"
