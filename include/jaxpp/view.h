@@ -127,8 +127,8 @@ JPP_API bool jpp_spans_is_trace(const char* text);
 
 // Reads a trace; or several, [count], that the processes of a job took of the same steps,
 // as one, on one time axis, by the processes' clocks. JPP_PARSE_ERROR for a text that is
-// not a trace or has no task run, and for several traces of different steps or without
-// the time at which these began.
+// not a trace or has no task run, and for several traces of different steps, of the same
+// rank, or without the time at which the steps began.
 JPP_API jpp_status_t* jpp_spans_read(const jpp_trace_text_t* texts, uint32_t count,
                                      jpp_spans_t** out_spans) JPP_MUST_USE;
 // For the result of jpp_spans_read() only. Takes NULL.
@@ -157,8 +157,8 @@ JPP_API jpp_status_t* jpp_spans_html(const jpp_spans_t* spans,
 // that has these tasks, with another schedule or fewer microbatches. If it has more ranks
 // than the plan, they ran on one host. A link without latency gets the trace's latency
 // (jpp_predict_latency()). options->task_times is not read. Errors: those of
-// jpp_predict(), and JPP_INVALID_ARGUMENT, which names the task, for a task without a
-// run.
+// jpp_predict(), JPP_INVALID_ARGUMENT, which names the task, for a task without a run,
+// and JPP_PARSE_ERROR for a rank of 2^20 or more.
 JPP_API jpp_status_t* jpp_spans_predict(const jpp_spans_t* trace, const jpp_plan_t* plan,
                                         const jpp_predict_options_t* options,
                                         jpp_prediction_t** out_prediction) JPP_MUST_USE;

@@ -80,6 +80,10 @@ jpp_status_t* jpp_cli_predict(const jpp_cli_options_t* options, jpp_str_t* out) 
     status = jpp_cli_read_traces(options->words + 1, options->num_words - 1, &trace);
   }
   if (!status) status = predict_file(options, &file->contents, trace, &prediction);
+  if (status && jpp_status_code(status) == JPP_PARSE_ERROR && trace) {
+    status = jpp_status_annotate(status, "%s%s", options->words[1],
+                                 options->num_words > 2 ? " or one that follows" : "");
+  }
   if (!status) status = append_prediction(options, prediction, out);
   jpp_prediction_destroy(prediction);
   jpp_spans_destroy(trace);

@@ -13,6 +13,8 @@
 
 // --- Task times from a trace ----------------------------------------------------------
 
+enum { kMostRanks = 1 << 20 };  // as in a schedule
+
 typedef struct named_task {
   const char* name;
   size_t length;
@@ -53,6 +55,13 @@ static jpp_status_t* find_runs(const jpp_spans_t* trace, const jpp_staged_t* sta
     const jpp_span_t* span = &trace->spans[i];
     const named_task_t* found = find_task(tasks, staged->num_tasks, span);
     if (!found) continue;
+    if (span->rank >= kMostRanks) {
+      return jpp_status_make(
+          JPP_PARSE_ERROR,
+          "%s: '%.60s' at %g ms: expected a rank below %d as tid, found "
+          "%u",
+          trace->title, span->name, span->start, kMostRanks, span->rank);
+    }
     if (span->rank >= *out_ranks) *out_ranks = span->rank + 1;
     (*out_runs)[(*out_count)++] = (jpp_task_run_t){.rank = span->rank,
                                                    .task = found->task,
@@ -90,12 +99,15 @@ static jpp_status_t* measure_trace(const jpp_spans_t* trace, const jpp_plan_t* p
   uint32_t ranks = 0, tasks = plan->staged->num_tasks;
   JPP_RETURN_IF_ERROR(find_runs(trace, plan->staged, arena, &runs, &count, &ranks));
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(arena, tasks, out_times));
-  if (ranks > plan->ranks) {  // the lists are for the plan's ranks
+  if (ranks > plan->ranks) {
+    // The lists are for the plan's ranks. All ranks of the trace ran on one host, so it
+    // does not matter which of them a run was on.
     jpp_machine_t measured = *machine;
     measured.rank_host = measured.rank_process = measured.rank_device = NULL;
     measured.links = NULL;
+    for (uint64_t i = 0; i < count; ++i) runs[i].rank = 0;
     JPP_RETURN_IF_ERROR(
-        jpp_predict_task_times(&measured, ranks, runs, count, tasks, *out_times));
+        jpp_predict_task_times(&measured, plan->ranks, runs, count, tasks, *out_times));
   } else {
     JPP_RETURN_IF_ERROR(
         jpp_predict_task_times(machine, plan->ranks, runs, count, tasks, *out_times));

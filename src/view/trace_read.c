@@ -18,6 +18,7 @@ typedef struct read_spans {
   jpp_spans_t base;
   json_t** roots;  // [num_roots] they own the names
   uint32_t num_roots;
+  const char* titled;  // the name of the text that gave the title
 } read_spans_t;
 
 // --- One text -------------------------------------------------------------------------
@@ -80,26 +81,42 @@ static jpp_status_t* add_event(const char* file, size_t index, const json_t* eve
   return NULL;
 }
 
-static void find_title(const json_t* event, jpp_spans_t* spans) {
+// The name of the step, if the event has it, otherwise NULL.
+static const char* title_of(const json_t* event) {
   const char* name = json_string_value(json_object_get(event, "name"));
-  const char* title =
-      json_string_value(json_object_get(json_object_get(event, "args"), "name"));
-  if (title && has_phase(event, "M") && name && !strcmp(name, "process_name")) {
-    spans->title = title;
+  if (!has_phase(event, "M") || !name || strcmp(name, "process_name") != 0) return NULL;
+  return json_string_value(json_object_get(json_object_get(event, "args"), "name"));
+}
+
+static jpp_status_t* check_title(const char* file, const char* title,
+                                 read_spans_t* read) {
+  if (!read->base.title) {
+    read->base.title = title;
+    read->titled = file;
+    return NULL;
   }
+  if (!title || !strcmp(title, read->base.title)) return NULL;
+  return jpp_status_make(
+      JPP_PARSE_ERROR,
+      "%s is a trace of '%.60s', %s of '%.60s'; expected the same step "
+      "of each process",
+      read->titled, read->base.title, file, title);
 }
 
 static jpp_status_t* add_text(const char* file, const json_t* events, int64_t nanoseconds,
                               read_spans_t* read) {
   size_t before = read->base.count;
+  const char* title = NULL;
   for (size_t i = 0; i < json_array_size(events); ++i) {
     const json_t* event = json_array_get(events, i);
-    if (!read->base.title) find_title(event, &read->base);
+    if (!title) title = title_of(event);
     JPP_RETURN_IF_ERROR(add_event(file, i, event, (double)nanoseconds / 1e3, read));
   }
-  if (read->base.count > before) return NULL;
-  return jpp_status_make(JPP_PARSE_ERROR, "%s:1: expected traceEvents with ph \"X\"",
-                         file);
+  if (read->base.count == before) {
+    return jpp_status_make(JPP_PARSE_ERROR, "%s:1: expected traceEvents with ph \"X\"",
+                           file);
+  }
+  return check_title(file, title, read);
 }
 
 // --- Several texts -------------------------------------------------------------------
@@ -127,6 +144,44 @@ static jpp_status_t* check_notes(const jpp_trace_text_t* texts, uint32_t index,
                          (long long)step);
 }
 
+// A text that has runs of a rank.
+typedef struct rank_text {
+  uint32_t rank, text;
+} rank_text_t;
+
+static int compare_rank_texts(const void* left, const void* right) {
+  const rank_text_t *a = left, *b = right;
+  if (a->rank != b->rank) return a->rank < b->rank ? -1 : 1;
+  return (a->text > b->text) - (a->text < b->text);
+}
+
+// Checks that only one text has runs of each rank. The runs of text t, which are not
+// sorted yet, end at ends[t].
+static jpp_status_t* check_ranks(const jpp_trace_text_t* texts, const size_t* ends,
+                                 const jpp_spans_t* spans) {
+  rank_text_t* list = NULL;
+  jpp_status_t* status = NULL;
+  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(spans->count, &list));
+  uint32_t text = 0;
+  for (size_t i = 0; i < spans->count; ++i) {
+    while (i == ends[text]) ++text;
+    list[i] = (rank_text_t){.rank = spans->spans[i].rank, .text = text};
+  }
+  qsort(list, spans->count, sizeof(*list), compare_rank_texts);
+  for (size_t i = 1; i < spans->count && !status; ++i) {
+    if (list[i].rank != list[i - 1].rank || list[i].text == list[i - 1].text) continue;
+    status =
+        jpp_status_make(JPP_PARSE_ERROR,
+                        "%s and %s both have runs of rank %u in step %llu; expected "
+                        "traces of different ranks of one job: give each trace once, "
+                        "and none of an earlier job",
+                        texts[list[i - 1].text].name, texts[list[i].text].name,
+                        list[i].rank, (unsigned long long)spans->step);
+  }
+  jpp_free(list);
+  return status;
+}
+
 static jpp_status_t* parse_texts(const jpp_trace_text_t* texts, uint32_t count,
                                  read_spans_t* read) {
   size_t events = 0;
@@ -150,6 +205,22 @@ static int compare_spans(const void* left, const void* right) {
   return (a->start > b->start) - (a->start < b->start);
 }
 
+static jpp_status_t* add_texts(const jpp_trace_text_t* texts, uint32_t count,
+                               read_spans_t* read) {
+  size_t* ends = NULL;
+  jpp_status_t* status = NULL;
+  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(count, &ends));
+  for (uint32_t i = 0; i < count && !status; ++i) {
+    json_t* root = read->roots[i];
+    int64_t offset = note_of(root, "clock_ns") - read->base.clock;
+    status = add_text(texts[i].name, events_of(root), offset, read);
+    ends[i] = read->base.count;
+  }
+  if (!status && count > 1) status = check_ranks(texts, ends, &read->base);
+  jpp_free(ends);
+  return status;
+}
+
 static jpp_status_t* read_texts(const jpp_trace_text_t* texts, uint32_t count,
                                 read_spans_t* read) {
   jpp_spans_t* spans = &read->base;
@@ -161,11 +232,7 @@ static jpp_status_t* read_texts(const jpp_trace_text_t* texts, uint32_t count,
   }
   json_int_t step = note_of(read->roots[0], "step");
   spans->step = step > 0 ? (uint64_t)step : 0;
-  for (uint32_t i = 0; i < count; ++i) {
-    json_t* root = read->roots[i];
-    int64_t offset = note_of(root, "clock_ns") - spans->clock;
-    JPP_RETURN_IF_ERROR(add_text(texts[i].name, events_of(root), offset, read));
-  }
+  JPP_RETURN_IF_ERROR(add_texts(texts, count, read));
   if (!spans->title) spans->title = texts[0].name;
   // A trace without duration is still drawn, on an axis of one microsecond.
   if (spans->end <= spans->begin) spans->end = spans->begin + 1e-3;

@@ -3,6 +3,7 @@
 #include <math.h>
 #include <stdio.h>
 
+#include "jaxpp/str.h"
 #include "jaxpp/view.h"
 #include "random_step.h"
 #include "test_util.h"
@@ -88,10 +89,50 @@ static void test_texts_and_a_missing_task(void** state) {
   plan_free(&planned);
 }
 
+// The memory that this needs does not depend on the number of the trace's ranks.
+static void predict_with_ranks_from(uint32_t first, const char* refusal) {
+  planned_t planned;
+  ASSERT_OK(plan_file("mlp2", NULL, &planned));
+  jpp_str_t str = {0};
+  for (uint32_t t = 0; t < planned.staged->num_tasks; ++t) {
+    jpp_str_appendf(&str,
+                    "%s{\"ph\": \"X\", \"name\": \"%s\", \"tid\": %u, \"ts\": %u, "
+                    "\"dur\": 1000}",
+                    t ? "," : "[", planned.staged->tasks[t].name, first + t, 1000 * t);
+  }
+  jpp_str_append(&str, "]");
+  char* text = NULL;
+  ASSERT_OK(jpp_str_finish(&str, &text));
+  jpp_spans_t* spans = read_trace(text);
+  jpp_machine_t machine = {.struct_size = sizeof(machine), .cores = 2};
+  jpp_predict_options_t options = {.struct_size = sizeof(options), .machine = &machine};
+  jpp_prediction_t* prediction = NULL;
+  if (refusal) {
+    ASSERT_FAILS(jpp_spans_predict(spans, planned.plan, &options, &prediction),
+                 JPP_PARSE_ERROR, refusal);
+  } else {
+    ASSERT_OK(jpp_spans_predict(spans, planned.plan, &options, &prediction));
+    assert_true(prediction->makespan >= 1);
+  }
+  jpp_prediction_destroy(prediction);
+  jpp_spans_destroy(spans);
+  jpp_text_free(text);
+  plan_free(&planned);
+}
+
+static void test_a_trace_with_more_ranks(void** state) {
+  (void)state;
+  predict_with_ranks_from(2, NULL);
+  predict_with_ranks_from(1000000, NULL);
+  predict_with_ranks_from(1048576,
+                          "at 0 ms: expected a rank below 1048576 as tid, found 1048576");
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_a_predicted_trace_predicts_itself),
       cmocka_unit_test(test_texts_and_a_missing_task),
+      cmocka_unit_test(test_a_trace_with_more_ranks),
   };
   return cmocka_run_group_tests_name("view_prediction", tests, NULL, NULL);
 }

@@ -112,10 +112,15 @@ static void test_traces_of_processes_are_joined_by_their_clocks(void** state) {
   for (int round = 0; round < 200; ++round) join(processes, 1 + draw(kProcesses));
 }
 
-#define RUN "{\"ph\": \"X\", \"name\": \"fwd_0\", \"tid\": 0, \"ts\": 1, \"dur\": 2}"
-#define STEP(number, clock)                                     \
+#define RUN_OF(rank) \
+  "{\"ph\": \"X\", \"name\": \"fwd_0\", \"tid\": " rank ", \"ts\": 1, \"dur\": 2}"
+#define RUN RUN_OF("0")
+#define NAME(step) \
+  "{\"ph\": \"M\", \"name\": \"process_name\", \"args\": {\"name\": \"" step "\"}}"
+#define TRACE(number, clock, events)                            \
   "{\"otherData\": {\"step\": " number ", \"clock_ns\": " clock \
-  "}, \"traceEvents\": [" RUN "]}"
+  "}, \"traceEvents\": [" events "]}"
+#define STEP(number, clock) TRACE(number, clock, RUN)
 
 static void refuse(const char* first, const char* second, const char* why) {
   jpp_trace_text_t texts[] = {{.name = "a", .text = first, .length = strlen(first)},
@@ -139,6 +144,15 @@ static void test_what_can_not_be_joined(void** state) {
   refuse(STEP("3", "10"), "{\"otherData\": {\"step\": 3, \"clock_ns\": 1}}",
          "b:1: expected traceEvents");
   refuse(STEP("3", "10"), "{", "b:1: ");
+  refuse(
+      STEP("3", "10"), STEP("3", "20"),
+      "a and b both have runs of rank 0 in step 3; expected traces of different ranks");
+  refuse(TRACE("3", "10", RUN_OF("1") "," RUN_OF("4")),
+         TRACE("3", "20", RUN_OF("2") "," RUN_OF("4")),
+         "a and b both have runs of rank 4 in step 3");
+  refuse(TRACE("3", "10", RUN_OF("0") "," NAME("one")),
+         TRACE("3", "10", NAME("two") "," RUN_OF("1")),
+         "a is a trace of 'one', b of 'two'; expected the same step of each process");
 }
 
 int main(void) {
