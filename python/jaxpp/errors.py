@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
+import numbers
+import operator
 import os
 import traceback
 import warnings
@@ -11,6 +14,7 @@ from types import TracebackType
 from typing import Any
 
 import jax
+import numpy as np
 
 from jaxpp import _core
 from jaxpp._core import JaxppError, JaxppTypeError, JaxppValueError, NanError
@@ -25,6 +29,8 @@ __all__ = [
     "NanError",
     "annotate",
     "check_arrays",
+    "check_number",
+    "check_whole",
     "counted",
     "definition_line",
     "describe",
@@ -155,6 +161,31 @@ class _Leaf:
 def tree_text(tree: Any) -> str:
     """A pytree as text, with a star for each array."""
     return shorten(jax.tree.map(_Leaf, tree), 300)
+
+
+def check_whole(what: str, value: Any, least: int) -> int:
+    """Checks for a whole number. Raises JaxppError("invalid-argument") about `what`."""
+    most = _core.LARGEST_COUNT
+    is_whole = hasattr(value, "__index__")
+    if is_whole and least <= operator.index(value) <= most:
+        return operator.index(value)
+    raise make_error(
+        "invalid-argument",
+        f"{what}={shorten(value)}; expected a whole number from {least} to {most}",
+        wrong_type=not is_whole,
+    )
+
+
+def check_number(what: str, value: Any) -> float:
+    """Checks for a finite number from 0. Raises JaxppError("invalid-argument") about `what`."""
+    is_number = isinstance(value, numbers.Real | np.number)
+    if is_number and 0 <= value < math.inf:
+        return float(value)
+    raise make_error(
+        "invalid-argument",
+        f"{what}={shorten(value)}; expected a finite number of at least 0",
+        wrong_type=not is_number,
+    )
 
 
 def check_arrays(tree: Any, what: str, hint: str = "") -> None:

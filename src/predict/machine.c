@@ -54,14 +54,15 @@ static jpp_status_t* check_links(const jpp_link_speed_t* links, uint32_t ranks) 
   return NULL;
 }
 
-static jpp_status_t* check_host_link(const jpp_link_speed_t* speed) {
+// `name`: "between processes".
+static jpp_status_t* check_speed(const char* name, const jpp_link_speed_t* speed) {
   if (jpp__machine_takes(speed->latency) && jpp__machine_takes(speed->bandwidth)) {
     return NULL;
   }
   return jpp_status_make(JPP_INVALID_ARGUMENT,
-                         "machine: link to host memory: expected latency and bandwidth "
-                         "from 0 to %g, found %g and %g",
-                         JPP_LONGEST_TIME, speed->latency, speed->bandwidth);
+                         "machine: link %s: expected latency and bandwidth from 0 to %g, "
+                         "found %g and %g",
+                         name, JPP_LONGEST_TIME, speed->latency, speed->bandwidth);
 }
 
 // Only one thread can issue the runs of a device.
@@ -145,7 +146,9 @@ jpp_status_t* jpp__machine_complete(const jpp_machine_t* machine, uint32_t ranks
   JPP_RETURN_IF_ERROR(check_list("device", out_machine->rank_device, ranks));
   JPP_RETURN_IF_ERROR(check_devices(out_machine, ranks, arena));
   JPP_RETURN_IF_ERROR(check_hosts(out_machine, ranks, arena));
-  JPP_RETURN_IF_ERROR(check_host_link(&out_machine->host));
+  JPP_RETURN_IF_ERROR(check_speed("to host memory", &out_machine->host));
+  // With one process, no link has this speed.
+  JPP_RETURN_IF_ERROR(check_speed("between processes", &out_machine->link));
   JPP_RETURN_IF_ERROR(fill_links(out_machine, ranks, arena));
   return check_links(out_machine->links, ranks);
 }

@@ -6,7 +6,7 @@ import logging
 import os
 import pathlib
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
@@ -16,7 +16,7 @@ import numpy as np
 from jaxpp import _core
 from jaxpp.array import MpmdArray
 from jaxpp.client.devices import StepDevices
-from jaxpp.errors import JaxppError, make_error, shorten, warn
+from jaxpp.errors import JaxppError, check_number, check_whole, make_error, shorten, warn
 from jaxpp.jax_internals.client import serialized_compile_options
 from jaxpp.lower.compiling import explain
 from jaxpp.lower.lowering import Code, TaskLowerer, modules_of_all
@@ -456,7 +456,7 @@ class CompiledStep:
 
         In a job of several processes the trace covers this process's ranks; `jaxpp plot` joins
         the files of all processes."""
-        return self._runtime.trace_json(steps)
+        return self._runtime.trace_json(check_whole("steps", steps, 1))
 
     def draw_trace(self, columns: int = 100, color: bool = False, steps: int = 1) -> str:
         """The last traced call as text for a terminal, one line per rank."""
@@ -498,20 +498,31 @@ class CompiledStep:
             cores = len(os.sched_getaffinity(0)) if devices.platform == "cpu" else 0
         first = [row[0] for row in devices.indices]
         found = self._traced.plan.predict(
-            [self.trace_json()] if traces is None else list(traces),
+            [self.trace_json()] if traces is None else _check_traces(traces),
             [first.index(index) for index in first],
             devices.rank_size,
-            cores,
-            threads,
-            processes,
-            call,
-            latency,
-            bandwidth,
-            host_bandwidth,
-            steps,
+            check_whole("cores", cores, 0),
+            check_number("threads", threads),
+            check_whole("processes", processes, 1),
+            check_number("call", call),
+            check_number("latency", latency),
+            check_number("bandwidth", bandwidth),
+            check_number("host_bandwidth", host_bandwidth),
+            check_whole("steps", steps, 1),
             self._in_flight,
         )
         return Prediction(*found)
+
+
+def _check_traces(traces: Any) -> list[str]:
+    found = list(traces) if isinstance(traces, Iterable) else []
+    if isinstance(traces, str) or not found or not all(isinstance(x, str) for x in found):
+        raise make_error(
+            "invalid-argument",
+            f"traces={shorten(traces)}; expected a list of one or more results of trace_json()",
+            wrong_type=True,
+        )
+    return found
 
 
 class ProgramText:

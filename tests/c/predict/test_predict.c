@@ -471,6 +471,14 @@ static void test_refusals(void** state) {
   machine = (jpp_machine_t){.struct_size = sizeof(machine), .links = links};
   ASSERT_FAILS(jpp_predict(planned.plan, &options, &prediction), JPP_INVALID_ARGUMENT,
                "machine: link from rank 0 to 1: expected latency and bandwidth from 0");
+  for (int i = 0; i < 2; ++i) {
+    machine = (jpp_machine_t){.struct_size = sizeof(machine),
+                              .link = {i ? -1 : 0, i ? 0 : NAN}};
+    ASSERT_FAILS(jpp_predict(planned.plan, &options, &prediction), JPP_INVALID_ARGUMENT,
+                 i ? "machine: link between processes: expected latency and bandwidth "
+                     "from 0 to 1e+100, found -1 and 0"
+                   : "bandwidth from 0 to 1e+100, found 0 and nan");
+  }
   machine = (jpp_machine_t){.struct_size = sizeof(machine), .call = NAN};
   ASSERT_FAILS(jpp_predict(planned.plan, &options, &prediction), JPP_INVALID_ARGUMENT,
                "machine: expected a time from 0 to 1e+100 as call, found nan");

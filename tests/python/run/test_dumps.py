@@ -9,6 +9,7 @@ import subprocess
 from typing import Any
 
 import jax
+import numpy as np
 import pytest
 
 import jaxpp.api as jaxpp
@@ -185,6 +186,31 @@ def test_prediction_of_a_traced_step(tmp_path: pathlib.Path, command: str) -> No
     other = JIT(m.training_step(jaxpp.ZeroBubble(4)), mesh).compile(m.params(4), m.batch(4))
     with pytest.raises(jaxpp.JaxppError, match="found none of bwd_i_"):
         other.predict([compiled.trace_json()])
+    with pytest.raises(jaxpp.JaxppError, match="trace 0 and trace 1 both have runs of rank 0"):
+        compiled.predict([compiled.trace_json()] * 2)
+    _check_refusals(compiled)
+
+
+def _check_refusals(compiled: Any) -> None:
+    """Wrong arguments are errors that name the argument and what was expected."""
+    whole, number = "; expected a whole number from", "; expected a finite number of at least 0"
+    for name, value, says in (
+        *(("cores", x, whole) for x in ("a", -1, 1.5, 2**32)),
+        *(("processes", x, whole) for x in (0, None, "2")),
+        *(("steps", x, whole) for x in (0, None, "a")),
+        *(
+            (name, x, number)
+            for name in ("threads", "call", "latency", "bandwidth", "host_bandwidth")
+            for x in (-1, float("nan"), float("inf"), "a", None, 1j)
+        ),
+        *(("traces", x, "; expected a list of one or") for x in (3, [], "[]", [3], [None])),
+    ):
+        with pytest.raises(jaxpp.JaxppError, match=f"{name}=.*{says}"):
+            compiled.predict(**{name: value})
+    for steps in 0, None, "a":
+        with pytest.raises(jaxpp.JaxppError, match=f"steps=.*{whole} 1 to"):
+            compiled.trace_json(steps)
+    assert compiled.predict(cores=np.int32(0), call=np.float32(1e3)).makespan > 8e3
 
 
 @pytest.mark.parametrize("ranks,axes", [(4, {}), (2, {"data": 2})])
