@@ -17,6 +17,7 @@ enum { JPP_CLI_MAX_WORDS = 1024 };
 typedef struct jpp_cli_options {
   const char* words[JPP_CLI_MAX_WORDS];  // words after the command that are not flags
   uint32_t num_words;
+  uint64_t given;  // a bit for each flag of the table in options.c
   const char* after;
   const char* schedule;
   uint32_t stages, ranks, microbatches;
@@ -84,6 +85,10 @@ typedef enum jpp_cli_flag {
 jpp_status_t* jpp_cli_parse(const jpp_cli_command_t* command, int count,
                             char* const* words,
                             jpp_cli_options_t* out_options) JPP_MUST_USE;
+// Refuses the flags of the set, which would be ignored: "--stages does not apply to
+// WHAT".
+jpp_status_t* jpp_cli_refuse_flags(const jpp_cli_options_t* options, uint32_t flags,
+                                   const char* what) JPP_MUST_USE;
 // Appends a line for each flag of the set.
 void jpp_cli_flags_help(uint32_t flags, jpp_str_t* out);
 
@@ -120,6 +125,9 @@ jpp_status_t* jpp_cli_schedule_show(const jpp_cli_options_t* options,
 // has that name and such a file exists. *out_slots: see jpp_schedule_from_csv().
 jpp_status_t* jpp_cli_schedule(const jpp_cli_options_t* options, uint32_t* out_slots,
                                jpp_schedule_t** out_schedule) JPP_MUST_USE;
+
+// Checks that --csv, --comms and --json go together.
+jpp_status_t* jpp_cli_check_csv(const jpp_cli_options_t* options) JPP_MUST_USE;
 
 // The time of --transfer, or of --message-bytes and --bandwidth.
 jpp_status_t* jpp_cli_transfer(const jpp_cli_options_t* options,

@@ -91,6 +91,12 @@ jpp_status_t* jpp_cli_schedule(const jpp_cli_options_t* options, uint32_t* out_s
   return jpp_schedule_build(name, &params, out_schedule);
 }
 
+jpp_status_t* jpp_cli_check_csv(const jpp_cli_options_t* options) {
+  if (options->csv) return jpp_cli_refuse_flags(options, JPP_FLAG_JSON, "--csv");
+  if (!options->communication) return NULL;
+  return jpp_status_make(JPP_INVALID_ARGUMENT, "--comms is for --csv");
+}
+
 // --- Costs -----------------------------------------------------------------------------
 
 static jpp_status_t* parse_cost(const char* text, jpp_cost_t* out_cost) {

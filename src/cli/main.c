@@ -165,6 +165,11 @@ static jpp_status_t* run_words(int count, char* const* words, jpp_str_t* out) {
     return NULL;
   }
   if (!strcmp(words[0], "--version")) {
+    if (count > 1) {
+      return jpp_status_make(JPP_INVALID_ARGUMENT,
+                             "--version: expected nothing after it, found '%s'",
+                             words[1]);
+    }
     jpp_str_append(out, "jaxpp " JPP_VERSION "\n");
     return NULL;
   }

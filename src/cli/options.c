@@ -1,4 +1,5 @@
 // Flags: one table for parsing and for the help.
+#include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -74,7 +75,7 @@ static const flag_t kFlags[] = {
     {JPP_FLAG_SPMD, "--spmd", NULL, FLAG_BOOL, FIELD(spmd),
      "the same stages as a pipeline in one SPMD program"},
     {JPP_FLAG_OUTPUT, "-o", "FILE", FLAG_TEXT, FIELD(output),
-     "write to FILE, .svg or .html; else draw to the terminal"},
+     "write to FILE, .svg, .html or .json (a trace); else draw to the terminal"},
     {JPP_FLAG_COLOR, "--color", NULL, FLAG_BOOL, FIELD(color), "draw in colours"},
     {JPP_FLAG_TRACE, "--trace", NULL, FLAG_BOOL, FIELD(trace),
      "print a Chrome / Perfetto trace"},
@@ -132,6 +133,7 @@ static const flag_t kFlags[] = {
     {JPP_FLAG_HELP, "--help", NULL, FLAG_BOOL, FIELD(help), "print this help"},
 };
 enum { kFlagCount = sizeof(kFlags) / sizeof(*kFlags) };
+static_assert(kFlagCount <= 64, "jpp_cli_options_t.given has 64 bits");
 
 static const flag_t* find_flag(uint32_t flags, const char* name, size_t length) {
   for (size_t i = 0; i < kFlagCount; ++i) {
@@ -166,11 +168,15 @@ static uint64_t unit_bytes(const char* unit) {
   return 0;
 }
 
+// strtod() also reads hexadecimal numbers, which no flag takes.
+static bool is_decimal(const char* text) { return !strpbrk(text, "xX"); }
+
 // A whole number of bytes, or a number with a unit.
 static jpp_status_t* parse_bytes(const flag_t* flag, const char* text,
                                  uint64_t* out_bytes) {
   char* end = NULL;
-  double number = *text >= '0' && *text <= '9' ? strtod(text, &end) : 0;
+  bool starts = *text >= '0' && *text <= '9' && is_decimal(text);
+  double number = starts ? strtod(text, &end) : 0;
   uint64_t unit = end ? unit_bytes(end) : 0;
   double bytes = number * (double)unit;
   if (bytes < 1 || bytes > 9e15 || (unit == 1 && bytes != (double)(uint64_t)bytes)) {
@@ -187,7 +193,7 @@ static jpp_status_t* parse_number(const flag_t* flag, const char* text,
                                   double* out_number) {
   char* end = NULL;
   double number = strtod(text, &end);
-  if (end == text || *end || !(number >= 0 && number < 1e300)) {
+  if (end == text || *end || !is_decimal(text) || !(number >= 0 && number < 1e300)) {
     return jpp_status_make(JPP_INVALID_ARGUMENT,
                            "%s: expected a number of at least 0, found '%s'", flag->name,
                            text);
@@ -231,6 +237,7 @@ static jpp_status_t* parse_flag(const jpp_cli_command_t* command, int count,
     }
     value = words[++*at];
   }
+  options->given |= UINT64_C(1) << (flag - kFlags);
   return set_flag(flag, value, options);
 }
 
@@ -265,6 +272,16 @@ jpp_status_t* jpp_cli_parse(const jpp_cli_command_t* command, int count,
                            command->words);
   }
   *out_options = options;
+  return NULL;
+}
+
+jpp_status_t* jpp_cli_refuse_flags(const jpp_cli_options_t* options, uint32_t flags,
+                                   const char* what) {
+  for (size_t i = 0; i < kFlagCount; ++i) {
+    if (!(kFlags[i].bit & flags) || !(options->given >> i & 1)) continue;
+    return jpp_status_make(JPP_INVALID_ARGUMENT, "%s does not apply to %s",
+                           kFlags[i].name, what);
+  }
   return NULL;
 }
 

@@ -98,6 +98,8 @@ static jpp_status_t* find_trace(const jpp_cli_options_t* options, bool* out_is_t
 
 static jpp_status_t* plot_traces(const jpp_cli_options_t* options, jpp_str_t* out) {
   jpp_spans_t* spans = NULL;
+  JPP_RETURN_IF_ERROR(jpp_cli_refuse_flags(
+      options, ~(uint32_t)(JPP_FLAG_OUTPUT | JPP_FLAG_COLOR), "traces"));
   JPP_RETURN_IF_ERROR(jpp_cli_read_traces(options->words, options->num_words, &spans));
   jpp_status_t* status = draw_spans(options, spans, out);
   jpp_spans_destroy(spans);
@@ -109,6 +111,9 @@ jpp_status_t* jpp_cli_plot(const jpp_cli_options_t* options, jpp_str_t* out) {
   jpp_schedule_t* schedule = NULL;
   jpp_simulation_t* simulation = NULL;
   bool is_trace = false;
+  if (options->output) {
+    JPP_RETURN_IF_ERROR(jpp_cli_refuse_flags(options, JPP_FLAG_COLOR, "-o"));
+  }
   JPP_RETURN_IF_ERROR(find_trace(options, &is_trace));
   if (is_trace) return plot_traces(options, out);
   if (options->num_words > 1) {

@@ -75,6 +75,9 @@ jpp_status_t* jpp_cli_predict(const jpp_cli_options_t* options, jpp_str_t* out) 
   jpp_planfile_t* file = NULL;
   jpp_spans_t* trace = NULL;
   jpp_prediction_t* prediction = NULL;
+  if (options->trace) {
+    JPP_RETURN_IF_ERROR(jpp_cli_refuse_flags(options, JPP_FLAG_JSON, "--trace"));
+  }
   jpp_status_t* status = jpp_planfile_load(options->words[0], &file);
   if (!status) {
     status = jpp_cli_read_traces(options->words + 1, options->num_words - 1, &trace);

@@ -53,9 +53,7 @@ static jpp_status_t* show_schedule(const jpp_schedule_t* schedule,
 jpp_status_t* jpp_cli_schedule_show(const jpp_cli_options_t* options, jpp_str_t* out) {
   uint32_t slots = 0;
   jpp_schedule_t* schedule = NULL;
-  if (options->communication && !options->csv) {
-    return jpp_status_make(JPP_INVALID_ARGUMENT, "--comms is for --csv");
-  }
+  JPP_RETURN_IF_ERROR(jpp_cli_check_csv(options));
   JPP_RETURN_IF_ERROR(jpp_cli_schedule(options, &slots, &schedule));
   jpp_status_t* status = show_schedule(schedule, options, out);
   jpp_schedule_destroy(schedule);
@@ -158,6 +156,12 @@ jpp_status_t* jpp_cli_simulate(const jpp_cli_options_t* options, jpp_str_t* out)
   uint32_t slots = 0;
   jpp_schedule_t* schedule = NULL;
   jpp_simulation_t* simulation = NULL;
+  if (options->spmd) {
+    JPP_RETURN_IF_ERROR(jpp_cli_refuse_flags(options, JPP_FLAG_TRACE, "--spmd"));
+  }
+  if (options->trace) {
+    JPP_RETURN_IF_ERROR(jpp_cli_refuse_flags(options, JPP_FLAG_JSON, "--trace"));
+  }
   JPP_RETURN_IF_ERROR(jpp_cli_schedule(options, &slots, &schedule));
   jpp_status_t* status = jpp_cli_simulation(options, schedule, &simulation);
   if (!status) {

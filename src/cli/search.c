@@ -1,6 +1,7 @@
 // jaxpp schedule search.
 #include "jaxpp/search.h"
 
+#include <math.h>
 #include <stdio.h>
 
 #include "base/json.h"
@@ -9,7 +10,8 @@
 
 // The percentage by which a makespan exceeds the lower bound.
 static double percent_over(double makespan, double bound) {
-  return bound > 0 ? 100 * (makespan / bound - 1) : 0;
+  double percent = bound > 0 ? 100 * (makespan / bound - 1) : 0;
+  return fabs(percent) < 0.05 ? 0 : percent;  // rounding must not print as -0.0
 }
 
 static void print_progress(void* context, const jpp_search_progress_t* progress) {
@@ -109,8 +111,15 @@ static jpp_status_t* print_result(const jpp_cli_options_t* options,
   return NULL;
 }
 
-// Names the missing flag only.
+// Names the missing flags only.
 static jpp_status_t* check_flags(const jpp_cli_options_t* options) {
+  if (options->cost || options->fuse) {
+    return jpp_status_make(
+        JPP_INVALID_ARGUMENT,
+        "schedule search: %s does not apply; it is for a schedule with "
+        "a name",
+        options->cost ? "--cost" : "--fuse");
+  }
   const struct {
     bool given;
     const char* flag;
@@ -134,6 +143,7 @@ static jpp_status_t* check_flags(const jpp_cli_options_t* options) {
 
 jpp_status_t* jpp_cli_schedule_search(const jpp_cli_options_t* options, jpp_str_t* out) {
   JPP_RETURN_IF_ERROR(check_flags(options));
+  JPP_RETURN_IF_ERROR(jpp_cli_check_csv(options));
   jpp_cost_t* costs = NULL;
   bool halved = false;
   JPP_RETURN_IF_ERROR(

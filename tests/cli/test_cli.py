@@ -24,6 +24,7 @@ class CliTest(CommandTest):
     """One test for each documented behaviour of the command."""
 
     def test_help_names_every_command_and_flag(self) -> None:
+        self.assertIn(".svg, .html or .json", run("plot", "--help").stdout)
         for command in ["plan", "run", "schedule list", "schedule show", "verify"]:
             self.assertIn(f"jaxpp {command}", run("--help").stdout)
             done = run(*command.split(), "--help")
@@ -148,6 +149,31 @@ class CliTest(CommandTest):
         self.assert_refused(2, "found 'all'", "plan", graph("mlp2"), "--after", "all")
         self.assert_refused(2, "No such file", "plan", "/nonexistent")
         self.assert_refused(2, "Is a directory", "plan", "/")
+        self.assert_refused(2, "found 'extra'", "--version", "extra")
+        self.assert_refused(2, "found '0x10'", "plan", "a", "--memory-limit", "0x10")
+        self.assert_refused(2, "found '0x1'", "simulate", "1f1b", "--latency", "0x1")
+
+    def test_flags_that_would_be_ignored(self) -> None:
+        sizes = ["--stages=2", "--microbatches=2"]
+        shown = ["schedule", "show", "1f1b", *sizes]
+        search = ["schedule", "search", *sizes, "--ranks=2", "--costs=x"]
+        with tempfile.TemporaryDirectory() as folder:
+            trace = f"{folder}/a.json"
+            self.assertEqual(run("plot", "1f1b", *sizes, "-o", trace).returncode, 0)
+            for flag, what, *words in (
+                ("--stages", "traces", "plot", trace, "--stages=2"),
+                ("--no-overlap", "traces", "plot", trace, "--no-overlap"),
+                ("--color", "-o", "plot", trace, "--color", "-o", trace),
+                ("--trace", "--spmd", "simulate", "1f1b", *sizes, "--spmd", "--trace"),
+                ("--json", "--trace", "simulate", "1f1b", *sizes, "--trace", "--json"),
+                ("--json", "--trace", "predict", "x", trace, "--trace", "--json"),
+                ("--json", "--csv", *shown, "--csv", "--json"),
+                ("--json", "--csv", *search, "--csv", "--json"),
+            ):
+                self.assert_refused(2, f"{flag} does not apply to {what}\n", *words)
+        self.assert_refused(2, "--comms is for --csv", *search, "--comms")
+        self.assert_refused(2, "--cost does not apply", *search, "--cost=1,1,1")
+        self.assert_refused(2, "--fuse does not apply", *search, "--fuse")
 
     def test_what_can_not_run(self) -> None:
         self.assert_refused(1, "expected 4 stage marks", "plan", graph("wrong_marks"))
@@ -311,6 +337,10 @@ class CliTest(CommandTest):
             self.assertEqual(found["makespans"][found["activations"]], found["makespan"])
             done = run("schedule", "search", *sizes, *limit)
             self.assertRegex(done.stdout, r"activations \w+.*; makespan if they are kept ")
+            costs.write_text("0 0.1 0.2 0.3\n")  # sums of these are rounded
+            sizes = ["--stages=1", "--ranks=1", "--microbatches=3", "--costs", str(costs)]
+            done = run("schedule", "search", *sizes, "--seconds=0.02")
+            self.assertIn(", 0.0% over the lower bound", done.stdout)
             costs.write_text("0 1 1 1\n9 1 1 1\n")
             self.assert_refused(2, "costs:2: expected", "schedule", "search", *sizes)
         self.assert_refused(2, "--costs FILE", "schedule", "search", "--stages=2")
