@@ -16,8 +16,9 @@ typedef struct jpp_staged_storage {
 enum {
   JPP_SEGMENT_OUTER = UINT32_MAX,      // outside every loop, or leaves its loop
   JPP_SEGMENT_CLONE = UINT32_MAX - 1,  // recomputed in each task that needs it
-  JPP_SEGMENT_ALIAS = UINT32_MAX - 2,  // a mark, or an op that nothing uses; does not run
-  JPP_SEGMENT_OPEN = UINT32_MAX - 3,   // not assigned yet
+  // A mark, an op that nothing uses, or one that equals another; does not run.
+  JPP_SEGMENT_ALIAS = UINT32_MAX - 2,
+  JPP_SEGMENT_OPEN = UINT32_MAX - 3,  // not assigned yet
   JPP_SEGMENT_FIRST_SPECIAL = UINT32_MAX - 3,
 };
 
@@ -36,7 +37,9 @@ typedef struct jpp_partitioner {
   JPP_VEC(jpp_op_t) ops;  // inputs look through marks
   jpp_u32_vec_t origins;  // [values] as in jpp_staged_t
 
-  uint32_t* alias;    // [graph values] the value without the marks that it passed
+  // [graph values] the value without the marks that it passed, and of equal ones the
+  // first.
+  uint32_t* alias;
   uint32_t* uses;     // [graph values] by ops, loop results and outputs of the step
   bool* unused;       // [graph ops] of a body, whose results nothing uses
   uint32_t* segment;  // [graph ops]
@@ -73,6 +76,8 @@ jpp_status_t* jpp__partition_resolve_marks(jpp_partitioner_t* p) JPP_MUST_USE;
 // classify.c: finds the ops of a body that leave it, and those that are recomputed where
 // needed.
 jpp_status_t* jpp__partition_classify(jpp_partitioner_t* p) JPP_MUST_USE;
+// merge.c: merges equal ops among these.
+jpp_status_t* jpp__partition_merge_outside(jpp_partitioner_t* p) JPP_MUST_USE;
 // stages.c: assigns a segment, and a part of the backward, to every other op of a body.
 jpp_status_t* jpp__partition_assign_stages(jpp_partitioner_t* p,
                                            uint32_t loop) JPP_MUST_USE;

@@ -37,8 +37,10 @@ static void run_op(const jpp_graph_t* graph, const jpp_op_t* op, uint64_t* value
     for (uint32_t i = 0; i < op->num_outputs; ++i) out[i] = 0;
     return;
   }
-  uint64_t hash =
-      op->kind == JPP_OP_CALL || op->kind == JPP_OP_TASK ? hash_name(op->name) : 0;
+  uint64_t hash = 0;
+  if (op->kind == JPP_OP_CALL || op->kind == JPP_OP_TASK) {
+    hash = op->code ? op->code : hash_name(op->name);
+  }
   switch (op->kind) {
     case JPP_OP_MARK:
     case JPP_OP_MARK_BACKWARD:

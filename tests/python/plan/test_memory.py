@@ -177,3 +177,30 @@ def test_explain_lists_what_is_kept_for_the_loop(
 ) -> None:
     lines = [(rank, *expected) for rank in "01"] if expected else []
     assert lines_before_the_loop(layers, dtype) == lines
+
+
+@pytest.mark.parametrize("schedule", [jaxpp.Std1F1B(2), jaxpp.ZeroBubble(2)])
+def test_a_cast_that_is_rematerialised_is_kept_once(schedule: Any) -> None:
+    def layer(w: Any, x: Any) -> Any:
+        return jnp.tanh(x @ w.astype(jnp.bfloat16).T)
+
+    def kept_by(layer: Any) -> list[str]:
+        def loss(ws: Any, x: Any) -> Any:
+            for w in ws:
+                x = jaxpp.mark_stage_end(layer(w, x.astype(jnp.bfloat16)))
+            return jnp.mean(x.astype(jnp.float32) ** 2)
+
+        def step(ws: Any, xs: Any) -> Any:
+            return jaxpp.treduce(
+                lambda x: jax.value_and_grad(loss)(ws, x), xs, schedule, operation=jaxpp.Add
+            )
+
+        ws = [jnp.eye(64), 2 * jnp.eye(64)]
+        run = jaxpp.mpmd_jit_with_loop(step, mesh_of(2, {}, sharing=1))
+        text = run.compile(ws, jnp.ones((4, 2, 64))).explain()
+        lines = text.partition("computed once, before the loop")[2].splitlines()
+        return [line.split(" at ")[0] for line in lines[1:3]]
+
+    kept = kept_by(layer)
+    assert all("8.0 KiB" in line for line in kept), kept
+    assert kept_by(jax.checkpoint(layer)) == kept
