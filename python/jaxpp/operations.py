@@ -15,7 +15,7 @@ import numpy as np
 
 from jaxpp import _core
 from jaxpp.errors import make_error, shorten
-from jaxpp.jax_internals.arrays import on_one_mesh, with_partial
+from jaxpp.jax_internals.arrays import as_addend, on_one_mesh
 from jaxpp.jax_internals.context import context_mesh
 
 __all__ = ["Add", "Concat", "Max", "Operation", "accumulate", "normalize", "state_of"]
@@ -33,15 +33,12 @@ class Operation(Protocol):
         ...
 
 
-def accumulate(
-    operation: Operation, state: Any, value: Any, i: Any, partial: bool = False
-) -> jax.Array:
+def accumulate(operation: Operation, state: Any, value: Any, i: Any) -> jax.Array:
     """`operation.update` that also works if only one of state and value has explicit axes, or
-    if each device has one term of a sum as the value: `partial` says that the state is
-    such a term, too."""
+    if each device has one term of a sum as the value: it is reduced first, unless each
+    device has one term of the state, too."""
     with context_mesh(None):
-        state, value = with_partial(state, value, partial)
-        return operation.update(*on_one_mesh(state, value), i)
+        return operation.update(*on_one_mesh(state, as_addend(value, state)), i)
 
 
 @dataclasses.dataclass(frozen=True, repr=False)

@@ -16,6 +16,8 @@ from jax._src.tree_util import broadcast_prefix
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 __all__ = [
+    "as_addend",
+    "as_reduced",
     "broadcast_prefix",
     "explicit_sharding",
     "jax_array",
@@ -25,7 +27,6 @@ __all__ = [
     "on_one_mesh",
     "tree_of_node",
     "unreduced_axes",
-    "with_partial",
     "wrap_keys",
 ]
 
@@ -108,22 +109,22 @@ def unreduced_axes(aval: Any) -> frozenset[str]:
     return frozenset(spec.unreduced) if spec is not None else frozenset()
 
 
-def with_partial(
-    state: jax.Array, value: jax.Array, partial: bool
-) -> tuple[jax.Array, jax.Array]:
-    """State and value with types that can be added: both unreduced if `partial`, or
-    neither."""
-    sharding = jax.typeof(value).sharding
+# JAX 0.10.2, 0.11.2: the sharding of an array's type, as above.
+def as_reduced(value: jax.Array) -> jax.Array:
+    """The value without unreduced axes: the sum over the devices, if each has one term."""
     if not unreduced_axes(jax.typeof(value)):
-        return state, value
-    if partial:
-        return jax.reshard(state, sharding), value
-    return state, jax.reshard(
-        value,
-        sharding.update(
-            spec=PartitionSpec(*sharding.spec.partitions, reduced=sharding.spec.reduced)
-        ),
-    )
+        return value
+    sharding = jax.typeof(value).sharding
+    spec = PartitionSpec(*sharding.spec.partitions, reduced=sharding.spec.reduced)
+    return jax.reshard(value, sharding.update(spec=spec))
+
+
+# JAX 0.10.2, 0.11.2: the sharding of an array's type, as above.
+def as_addend(value: jax.Array, state: jax.Array) -> jax.Array:
+    """The value with the unreduced axes of the state to which it is added."""
+    if unreduced_axes(jax.typeof(state)):
+        return jax.reshard(value, jax.typeof(state).sharding)
+    return as_reduced(value)
 
 
 # JAX 0.10.2, 0.11.2: the `_impl` of a key's dtype.

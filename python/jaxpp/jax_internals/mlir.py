@@ -26,7 +26,6 @@ __all__ = [
     "returned",
     "shape_of",
     "sharded_axes",
-    "unreduced_axes",
 ]
 
 Axes = frozenset[str]
@@ -76,14 +75,6 @@ def shape_of(value: Any) -> list[int]:
 def callee(call: Any) -> str:
     name: str = ir.FlatSymbolRefAttr(call.attributes["callee"]).value
     return name
-
-
-def unreduced_axes(op: Any) -> Axes:
-    """The axes in a constraint that JAX writes for a partial sum on explicit axes."""
-    if op.name != "sdy.sharding_constraint":
-        return frozenset()
-    sharding = sdy.TensorShardingAttr(op.attributes["sharding"])
-    return frozenset(sdy.AxisRefAttr(ref).name for ref in sharding.unreduced_axes)
 
 
 def is_zero(value: Any) -> bool:

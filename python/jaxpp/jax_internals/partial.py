@@ -38,7 +38,6 @@ from jaxpp.jax_internals.mlir import (
     operations,
     returned,
     shape_of,
-    unreduced_axes,
     widens_integers,
 )
 
@@ -302,8 +301,6 @@ class Partials:
 
     def _rule(self, op: Any, calls: _Calls) -> _Rule:
         name = op.name
-        if unreduced_axes(op):
-            return _Rule([0])
         if name == "sdy.sharding_constraint":
             raise Blocked("the step constrains its sharding", op.location)
         if name in ("stablehlo.dot_general", "stablehlo.convolution"):
@@ -669,10 +666,6 @@ class Partials:
             value = left.pop()
             axes = self._partial[value]
             op = only_user(value)
-            if op and unreduced_axes(op) == axes:
-                self._partial[op.results[0]] = axes
-                left.append(op.results[0])
-                continue
             if op and op.name == "stablehlo.add":
                 terms = [v for v in op.operands if v != value]
                 shared = any(v in left and not only_user(v) for v in terms)

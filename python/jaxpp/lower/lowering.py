@@ -15,7 +15,7 @@ from jax.sharding import NamedSharding
 
 from jaxpp import _core
 from jaxpp.errors import make_error
-from jaxpp.jax_internals.arrays import explicit_sharding
+from jaxpp.jax_internals.arrays import as_reduced, explicit_sharding, unreduced_axes
 from jaxpp.jax_internals.context import context_mesh
 from jaxpp.jax_internals.modules import LoweredModule, SharedContext
 from jaxpp.lower.callbacks import Callback, Function, redirect_callbacks
@@ -86,7 +86,9 @@ class TaskLowerer:
         def run(env: dict[int, Any]) -> None:
             values = [env[v] for v in made.inputs]
             if made.kind == _core.OP_SUM:
-                env[first] = functools.reduce(jax.lax.add, values)
+                env[first] = self._sum(values)
+                if not unreduced_axes(self.avals[first]):
+                    env[first] = as_reduced(env[first])
                 return
             if made.kind == _core.OP_PACK:
                 env[first] = jax.lax.concatenate([jnp.ravel(v) for v in values], 0)
@@ -104,13 +106,21 @@ class TaskLowerer:
                 value = self.avals[first] if is_packed else front.value_avals[made.attr]
                 struct = jax.ShapeDtypeStruct(value.shape, value.dtype)
                 env[first] = operation.state(front.length, struct)
+                if self.specs.of(first).unreduced:
+                    env[first] = jax.reshard(env[first], self._sharding(first))
             elif made.kind == _core.OP_ACCUMULATE:
                 index = values[2] if len(values) > 2 else None
-                partial = first in self.specs.partial
-                env[first] = accumulate(operation, values[0], values[1], index, partial)
+                env[first] = accumulate(operation, values[0], values[1], index)
 
         outputs = tuple(range(first, first + made.num_outputs))
         return MadeOp(tuple(made.inputs), outputs, run)
+
+    @staticmethod
+    def _sum(terms: Sequence[jax.Array]) -> jax.Array:
+        """The sum, which is unreduced if all terms are."""
+        if len({unreduced_axes(jax.typeof(term)) for term in terms}) > 1:
+            terms = list(map(as_reduced, terms))
+        return functools.reduce(jax.lax.add, terms)
 
     def _is_made(self, op: int) -> bool:
         return op not in self.graph.ops or self.staged.op(op).kind == _core.OP_SUM
@@ -127,6 +137,8 @@ class TaskLowerer:
 
         def run(*args: Any) -> list[Any]:
             env = dict(zip(task.inputs, args, strict=True))
+            if not self._is_written(task):
+                env = {v: self._as_typed(v, arg) for v, arg in env.items()}
             run_ops(called, env, wanted, self.mesh, aval_of)
             return [env[v] for v in task.outputs]
 
@@ -225,9 +237,28 @@ class TaskLowerer:
             dims += self.specs.shard_shape(value, self.avals[value], mesh)
         return dims
 
-    def _shardings(self, values: Sequence[int]) -> Any:
-        mesh = self.mesh.lowering_mesh()
-        return [NamedSharding(mesh, self.specs.of(v)) for v in values]
+    def _sharding(self, value: int) -> NamedSharding:
+        return NamedSharding(self.mesh.lowering_mesh(), self.specs.of(value))
+
+    def _type_in(self, value: int) -> NamedSharding | None:
+        """The sharding in the type of a task's input; None if its axes are not explicit. It
+        differs from the value's own type for a sum over the microbatches that is reduced
+        after the loop, and for a value that is also a result of the step."""
+        mesh, aval = self.mesh.lowering_mesh(), self.avals[value]
+        own = explicit_sharding(aval, mesh)
+        if self.specs.one_device:
+            return own
+        if own is None:
+            return self._sharding(value) if self.specs.of(value).unreduced else None
+        same = self.specs.is_laid_out(value, own.spec, aval, mesh)
+        return own if same else self._sharding(value)
+
+    def _as_typed(self, value: int, argument: jax.Array) -> jax.Array:
+        """A task's input with the value's own type."""
+        own = explicit_sharding(self.avals[value], self.mesh.lowering_mesh())
+        if own is None or own == self._type_in(value):
+            return argument
+        return jax.reshard(argument, own)
 
     def _keep_partial(self, task: _core.StagedTask, module: LoweredModule) -> None:
         mesh = self.mesh.unstack[task.rank]
@@ -254,12 +285,12 @@ class TaskLowerer:
 
     def _lower(self, task: _core.StagedTask, donations: Sequence[int | None]) -> LoweredTask:
         mesh = self.mesh.lowering_mesh()
-        shardings = self._shardings(task.inputs)
+        shardings = list(map(self._sharding, task.inputs))
         # Equations on explicit meshes expect operands whose types have shardings.
         if self._is_written(task):
-            types = shardings
+            types: Sequence[NamedSharding | None] = shardings
         else:
-            types = [explicit_sharding(self.avals[v], mesh) for v in task.inputs]
+            types = list(map(self._type_in, task.inputs))
             shardings = [t or s for t, s in zip(types, shardings, strict=True)]
         structs = [
             jax.ShapeDtypeStruct(self.avals[v].shape, self.avals[v].dtype, sharding=type_)
@@ -268,7 +299,7 @@ class TaskLowerer:
         options: dict[str, Any] = {}
         if not self.specs.one_device or self._is_written(task):
             options["in_shardings"] = tuple(shardings)
-            options["out_shardings"] = self._shardings(task.outputs)
+            options["out_shardings"] = list(map(self._sharding, task.outputs))
         function = jax.jit(self._task_function(task), keep_unused=True, **options)
         with context_mesh(mesh), self._context.used():
             traced = function.trace(*structs)

@@ -18,7 +18,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxpp import _core
 from jaxpp.errors import make_error
-from jaxpp.jax_internals.arrays import unreduced_axes
+from jaxpp.jax_internals.arrays import explicit_sharding
 from jaxpp.jax_internals.context import context_mesh
 from jaxpp.jax_internals.modules import LoweredModule
 from jaxpp.jax_internals.partial import Blocked
@@ -37,7 +37,8 @@ class Specs:
     """`by_value`: the spec of every value that tasks exchange; for ranks of one device, only
     the specs from the user. `value_bytes`: the size of every value on one device; None: whole
     values. `partial`: for values of which each device has one term of a sum, the mesh
-    axes over which the terms must be added."""
+    axes over which the terms must be added, unless their type says so: then the axes are
+    unreduced in the spec."""
 
     by_value: dict[int, PartitionSpec]
     value_bytes: list[int] | None
@@ -53,9 +54,17 @@ class Specs:
     def shard_shape(self, value: int, aval: Any, mesh: Mesh) -> tuple[int, ...]:
         return _shard_shape(self.of(value), aval, mesh)
 
+    def is_laid_out(self, value: int, spec: PartitionSpec, aval: Any, mesh: Mesh) -> bool:
+        """Whether each device has the same of a value with its own spec as with this one."""
+        own, shape = self.of(value), physical_type(aval)[1]
+        same_cuts = _cuts(own, shape, mesh) == _cuts(spec, shape, mesh)
+        return same_cuts and own.unreduced == spec.unreduced
+
     def keeps_rows(self, taken: int, made: int, avals: Sequence[Any], mesh: Mesh) -> bool:
         """Whether each device's shard of `made`, which is `taken`, rows of it, or one row,
         consists of such rows of the device's shard of `taken`."""
+        if self.of(taken).unreduced != self.of(made).unreduced:
+            return False
         before, after = (
             _cuts(self.of(v), physical_type(avals[v])[1], mesh) for v in (taken, made)
         )
@@ -308,21 +317,47 @@ class StepShardings:
         ranks = _ranks_of_values(staged) if self._mesh.unequal else {}
         for v, own in ranks.items():
             by_value[v] = self._on_ranks(by_value[v], self._graph.avals[origins[v]], own)
+        by_value.update(self._unreduced(staged))
         partial: dict[int, frozenset[str]] = {}
         for loop, result, is_partial, values in staged.accumulators():
             if not is_partial:
                 continue
             axes = self.partial[loop][result]
             assert not isinstance(axes, Blocked)
+            summed = self._graph.loops[loop].results[result]
+            assert isinstance(summed, int)
+            typed = self._unreduced_type(summed)
             for v in values:
-                partial[v] = axes
-                by_value[v] = _without(by_value[v], axes)
+                if typed is not None:
+                    by_value[v] = typed
+                else:
+                    partial[v] = axes
+                    by_value[v] = _without(by_value[v], axes)
         value_bytes = [0] * len(origins)
         for v, spec in by_value.items():
             if v in ranks:
                 mesh = self._mesh_of(ranks[v])
             value_bytes[v] = _shard_bytes(spec, self._graph.avals[origins[v]], mesh)
         return Specs(by_value, value_bytes, partial)
+
+    def _unreduced_type(self, value: int) -> PartitionSpec | None:
+        """The spec in the type of one of the graph's values, if it has unreduced axes."""
+        mesh = self._mesh.lowering_mesh()
+        sharding = explicit_sharding(self._graph.avals[value], mesh)
+        return sharding.spec if sharding is not None and sharding.spec.unreduced else None
+
+    def _unreduced(self, staged: _core.Staged) -> dict[int, PartitionSpec]:
+        """The specs of values whose types say that each device has one term of a sum. Results
+        of the step are whole, also for the tasks that use them."""
+        origins = staged.origins()
+        results = {placed.value for placed in staged.outputs()}
+        found = {}
+        for v in _crossing_values(staged) - results:
+            if origins[v] in self._graph.specs:  # the user placed it
+                continue
+            if (spec := self._unreduced_type(origins[v])) is not None:
+                found[v] = spec
+        return found
 
     def _on_ranks(
         self, spec: PartitionSpec, aval: Any, ranks: Collection[int]
@@ -383,9 +418,9 @@ class StepShardings:
         sums = [v for loop in self._graph.loops for v in _sums(loop) if v is not None]
         axes = propagated.partials.axes([position[v] for v in sums])
         found: dict[int | None, Any] = {v: axes[position[v]] for v in sums}
-        # Explicit axes state it themselves.
-        typed = {v: unreduced_axes(self._graph.avals[v]) for v in sums}
-        found.update((v, axes) for v, axes in typed.items() if axes)
+        # The types of values with explicit axes say it.
+        typed = {v: self._unreduced_type(v) for v in sums}
+        found.update((v, frozenset(t.unreduced)) for v, t in typed.items() if t is not None)
         found[None] = Blocked("the loop does not add it up", None)
         zero = Blocked("it is zero", None)
         self.partial = [[found[v] or zero for v in _sums(loop)] for loop in self._graph.loops]

@@ -63,7 +63,9 @@ def encode_value(value: Any) -> Any:
     if value is None or type(value) in (bool, int, float, str):
         return value
     if isinstance(value, PartitionSpec):
-        return {"spec": [encode_value(part) for part in value]}
+        sums = [sorted(axes) for axes in (value.unreduced, value.reduced)]
+        parts = [encode_value(part) for part in value.partitions]
+        return {"spec": parts} if not any(sums) else {"summed_spec": [parts, *sums]}
     if type(value) is tuple:
         return {"tuple": [encode_value(part) for part in value]}
     if type(value) is list:
@@ -91,6 +93,10 @@ def decode_value(json: Any) -> Any:
         return np.dtype(data)
     if kind == "dict":
         return {decode_value(k): decode_value(v) for k, v in data}
+    if kind == "summed_spec":
+        partitions, unreduced, reduced = data
+        own = map(decode_value, partitions)
+        return PartitionSpec(*own, unreduced=set(unreduced), reduced=set(reduced))
     parts = [decode_value(part) for part in data]
     if kind == "spec":
         return PartitionSpec(*parts)

@@ -23,7 +23,7 @@ from jaxpp.errors import (
     tree_text,
     warn,
 )
-from jaxpp.jax_internals.arrays import broadcast_prefix
+from jaxpp.jax_internals.arrays import as_addend, broadcast_prefix
 from jaxpp.jax_internals.context import is_of_a_closed_trace, is_tracing
 from jaxpp.jax_internals.jaxprs import (
     discharged,
@@ -88,7 +88,7 @@ def _updated(
 ) -> list[Any]:
     """The states after one more microbatch."""
     return [
-        operation.update(state, value, i)
+        operation.update(state, as_addend(value, state), i)
         for operation, state, value in zip(operations, states, values, strict=True)
     ]
 

@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.sharding import AxisType, Mesh
 from jax.sharding import PartitionSpec as P
 
 import jaxpp.api as jaxpp
@@ -21,7 +20,6 @@ from equality import (
     assert_trains_equal,
     mesh_of,
     pipelined_step,
-    some_devices,
 )
 
 WIDTH, LENGTH, ROWS, MICROBATCHES, WORDS = 8, 6, 4, 4, 12
@@ -573,46 +571,3 @@ def test_what_is_reduced_once(stage):
     assert_equal(run(p, xs), jax.jit(step)(p, xs), 1e-4)
     found = run.compile(p, xs).cost_summary().collectives
     assert over_data(found, *SUMS) == []
-
-
-# --- Explicit axes ------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("once", [True, False])
-@pytest.mark.parametrize(("ranks", "data"), [(2, 2), (2, 4), (4, 2), (2, 1)])
-def test_gradients_of_reduced_weights(ranks: int, data: int, once: bool, tied: bool) -> None:
-    """The weights are marked `reduced`, so their gradients are `unreduced`; the step reshards
-    the sums after the loop."""
-    devices = np.array(some_devices(ranks * data)).reshape(ranks, data)
-    types = (AxisType.Explicit,) * 2
-    mesh = jaxpp.MpmdMesh(Mesh(devices, ("stage", "data"), axis_types=types), "stage")
-    rng = np.random.default_rng(0)
-    weights = [rng.normal(size=(8, 8)).astype(np.float32) / 3 for _ in range(ranks)]
-    xs = rng.normal(size=(4, 8, 8)).astype(np.float32)
-
-    def loss(weights: Any, x: Any, mark: Any = lambda x: x) -> Any:
-        used = [*weights[:-1], weights[0]] if tied else weights
-        for w in used:
-            x = mark(jnp.tanh(x @ w))
-        return jnp.sum(x**2)
-
-    def step(weights: Any, xs: Any) -> Any:
-        weights = jax.tree.map(lambda w: jax.reshard(w, P(reduced={"data"})), weights)
-
-        def one(x: Any) -> Any:
-            x = jax.reshard(x, P("data", None))
-            return jax.grad(loss)(weights, x, jaxpp.mark_stage_end)
-
-        grads = jaxpp.treduce(one, xs, jaxpp.Std1F1B(ranks), operation=jaxpp.Add)
-        return jax.tree.map(lambda g: jax.reshard(g, P()), grads)
-
-    specs = (None, P(None, "data", None))
-    function = jaxpp.mpmd_jit_with_loop(step, mesh, in_specs=specs, reduce_once=once)
-    compiled = function.compile(weights, xs)
-    found = compiled(weights, xs)
-    wanted = jax.tree.map(lambda *g: sum(g), *(jax.grad(loss)(weights, x) for x in xs))
-    for a, b in zip(found, wanted, strict=True):
-        np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=2e-5, atol=1e-5)
-    reduced = [c for c in compiled.cost_summary().collectives if c.task.startswith("bwd")]
-    assert bool(reduced) == (data > 1 and not once)

@@ -1,0 +1,322 @@
+"""Explicit axes: values whose types say that each device of a rank has one term of a sum."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import jaxpp.api as jaxpp
+from equality import assert_copies_equal, assert_equal, no_mark, some_devices
+
+WIDTH, MICROBATCHES = 8, 4
+OVER_DATA = P(unreduced={"data"})
+MESHES: dict[str, tuple[int, dict[str, int]]] = {
+    "1 x (data 2)": (1, {"data": 2}),
+    "1 x (data 4)": (1, {"data": 4}),
+    "1 x (data 2, model 2)": (1, {"data": 2, "model": 2}),
+    "2 x (data 1)": (2, {"data": 1}),
+    "2 x (data 2)": (2, {"data": 2}),
+    "2 x (data 4)": (2, {"data": 4}),
+    "2 x (data 2, model 2)": (2, {"data": 2, "model": 2}),
+    "4 x (data 2)": (4, {"data": 2}),
+}
+SCHEDULES: dict[str, Callable[[int], Any]] = {
+    "1f1b": jaxpp.Std1F1B,
+    "zb": jaxpp.ZeroBubble,
+}
+
+
+def explicit_mesh(name: str) -> jaxpp.MpmdMesh:
+    ranks, axes = MESHES[name]
+    shape = (ranks, *axes.values())
+    devices = np.array(some_devices(int(np.prod(shape)))).reshape(shape)
+    types = (AxisType.Explicit,) * len(shape)
+    return jaxpp.MpmdMesh(Mesh(devices, ("stage", *axes), axis_types=types), "stage")
+
+
+def whole(tree: Any) -> Any:
+    return jax.tree.map(lambda a: jax.reshard(a, P()), tree)
+
+
+def batch_of(x: Any) -> Any:
+    return jax.reshard(x, P("data", None))
+
+
+def outer(x: Any) -> Any:
+    """A sum over the batch, of which each device has one term."""
+    return jnp.einsum("bi,bj->ij", batch_of(x), batch_of(x), out_sharding=OVER_DATA)
+
+
+def arrays(count: int, *shape: int) -> list[Any]:
+    rng = np.random.default_rng(0)
+    return [rng.normal(size=shape).astype(np.float32) / 3 for _ in range(count)]
+
+
+def assert_same_as_plain(
+    of_microbatch: Callable[[Any, Any, Any], Any],
+    weights: Any,
+    mesh: jaxpp.MpmdMesh,
+    schedule: Any = jaxpp.Std1F1B,
+    before: Callable[[Any], Any] = lambda w: w,
+    **options: Any,
+) -> Any:
+    """Asserts that the sums of `of_microbatch(weights, x, mark)` over the microbatches equal
+    those of plain JAX on one rank's mesh, on all devices. Returns the compiled step."""
+    xs = np.stack(arrays(MICROBATCHES, WIDTH, WIDTH))
+
+    def step(weights: Any, xs: Any) -> Any:
+        weights = before(weights)
+        one = functools.partial(of_microbatch, weights, mark=jaxpp.mark_stage_end)
+        return whole(jaxpp.treduce(one, xs, schedule(mesh.mpmd_dim), operation=jaxpp.Add))
+
+    run = jaxpp.mpmd_jit_with_loop(step, mesh, in_specs=(None, P(None, "data")), **options)
+    compiled = run.compile(weights, xs)
+    found = compiled(weights, xs)
+    rank_mesh = mesh.unstack[0]
+    with jax.set_mesh(rank_mesh):
+        plain = jax.jit(lambda w, x: whole(of_microbatch(before(w), x, mark=no_mark)))
+        on_rank = jax.device_put((weights, xs), NamedSharding(rank_mesh, P()))
+        each = [jax.device_get(plain(on_rank[0], x)) for x in on_rank[1]]
+    assert_equal(found, jax.tree.map(lambda *values: sum(values), *each), 2e-5)
+    assert_copies_equal(found, "result")
+    return compiled
+
+
+# --- Gradients of weights that are marked `reduced` ---------------------------------------
+
+
+def layers(x: Any, ws: Any) -> Any:
+    for k in range(len(ws)):  # JAX 0.11.2 does not iterate over an array of a reduced type
+        x = jnp.tanh(x @ ws[k])
+    return x
+
+
+def scanned(x: Any, ws: Any) -> Any:
+    return jax.lax.scan(lambda h, w: (jnp.tanh(h @ w), None), x, ws)[0]
+
+
+def scanned_and_checkpointed(x: Any, ws: Any) -> Any:
+    body = jax.checkpoint(lambda h, w: (jnp.tanh(h @ w), None))
+    return jax.lax.scan(body, x, ws)[0]
+
+
+def sharded_map(x: Any, ws: Any) -> Any:
+    specs = (P("data", None), P(reduced={"data"}))
+    return jax.shard_map(layers, in_specs=specs, out_specs=P("data", None))(x, ws)
+
+
+STAGES = {
+    "layers": layers,
+    "checkpoint": jax.checkpoint(layers),
+    "scan": scanned,
+    "scan and checkpoint": scanned_and_checkpointed,
+    "shard_map": sharded_map,
+}
+
+
+def reduced(weights: Any) -> Any:
+    return jax.tree.map(lambda w: jax.reshard(w, P(reduced={"data"})), weights)
+
+
+@pytest.mark.sample(24)
+@pytest.mark.parametrize("tied", [False, True], ids=["", "tied"])
+@pytest.mark.parametrize("once", [True, False], ids=["once", "each"])
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("mesh", MESHES)
+def test_gradients_of_reduced_weights(
+    mesh: str, stage: str, schedule: str, once: bool, tied: bool
+) -> None:
+    ranks, axes = MESHES[mesh]
+    if stage == "shard_map" and axes["data"] == 1:
+        pytest.skip("JAX 0.10.2 cannot lower its gradient for one device")
+
+    def loss(weights: Any, x: Any, mark: Any) -> Any:
+        x = batch_of(x)
+        for ws in [*weights[:-1], weights[0]] if tied else weights:
+            x = mark(STAGES[stage](x, ws))
+        return jnp.sum(x**2)
+
+    weights = arrays(ranks, 2, WIDTH, WIDTH)
+    compiled = assert_same_as_plain(
+        jax.grad(loss),
+        weights,
+        explicit_mesh(mesh),
+        SCHEDULES[schedule],
+        reduced,
+        reduce_once=once,
+    )
+    in_loop = [c for c in compiled.cost_summary().collectives if c.task.startswith("bwd")]
+    assert bool(in_loop) == (axes["data"] > 1 and not once)
+
+
+@pytest.mark.parametrize("once", [True, False], ids=["once", "each"])
+@pytest.mark.parametrize("mesh", ["1 x (data 2)", "1 x (data 2, model 2)"])
+def test_gradients_without_a_mark(mesh: str, once: bool) -> None:
+    def loss(w: Any, x: Any) -> Any:
+        return jnp.sum((batch_of(x) @ w) ** 2)
+
+    compiled = assert_same_as_plain(
+        lambda w, x, mark: jax.grad(loss)(w, x),
+        arrays(1, WIDTH, WIDTH)[0],
+        explicit_mesh(mesh),
+        before=reduced,
+        reduce_once=once,
+    )
+    assert (compiled.cost_summary().collectives[0].task == "after_loop_0_0") == once
+
+
+# --- Other sums -----------------------------------------------------------------------------
+
+
+def mapped(x: Any) -> Any:
+    def term(x: Any) -> Any:
+        return jax.lax.pcast(x.T @ x, "data", to="unreduced")
+
+    in_specs = P("data", None)
+    return jax.shard_map(term, in_specs=in_specs, out_specs=OVER_DATA)(batch_of(x))
+
+
+def of_first(w: Any, x: Any) -> Any:
+    return jax.reshard(w * jax.reshard(x, P())[0, 0], OVER_DATA)
+
+
+SUMS: dict[str, Callable[[Any, Any], Any]] = {
+    "a sum": lambda w, x: outer(x),
+    "two sums": lambda w, x: outer(x) + outer(2 * x.T),
+    "a sum and its square": lambda w, x: (outer(x), whole(outer(x)) ** 2),
+    "a sum, its square and itself": lambda w, x: (lambda s: (s, jnp.abs(whole(s)) ** 2, s))(
+        outer(x)
+    ),
+    "of a shard_map": lambda w, x: mapped(x),
+    "two, one of a shard_map": lambda w, x: outer(x) + mapped(x),
+    "a weight": lambda w, x: jax.reshard(2 * w, OVER_DATA),
+    "a weight times the batch": of_first,
+    "a sum and a weight": lambda w, x: outer(x) + jax.reshard(w, OVER_DATA),
+    "a sum, by a branch": lambda w, x: jax.lax.cond(
+        whole(x)[0, 0] > 0, lambda s: s + s, lambda s: s, outer(x)
+    ),
+    "scattered": lambda w, x: jax.reshard(outer(x), P("data", None)),
+}
+
+
+@pytest.mark.parametrize("once", [True, False], ids=["once", "each"])
+@pytest.mark.parametrize("mesh", [name for name, (ranks, _) in MESHES.items() if ranks == 1])
+@pytest.mark.parametrize("what", SUMS)
+def test_sums_of_an_unreduced_type(what: str, mesh: str, once: bool) -> None:
+    assert_same_as_plain(
+        lambda w, x, mark: SUMS[what](w, x),
+        arrays(1, WIDTH, WIDTH)[0],
+        explicit_mesh(mesh),
+        reduce_once=once,
+    )
+
+
+@pytest.mark.parametrize("once", [True, False], ids=["once", "each"])
+def test_sums_over_some_of_the_axes(once: bool) -> None:
+    def of_microbatch(w: Any, x: Any, mark: Any) -> Any:
+        both = jax.reshard(x, P(("data", "model"), None))
+        s = jnp.einsum("bi,bj->ij", both, both, out_sharding=P(unreduced={"data", "model"}))
+        return s, jax.reshard(s, OVER_DATA), jax.reshard(s, P("model", unreduced={"data"}))
+
+    mesh = explicit_mesh("1 x (data 2, model 2)")
+    assert_same_as_plain(of_microbatch, np.float32(0), mesh, reduce_once=once)
+
+
+# --- Values that tasks exchange -----------------------------------------------------------
+
+
+@pytest.mark.parametrize("once", [True, False], ids=["once", "each"])
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("mesh", [name for name, (ranks, _) in MESHES.items() if ranks == 2])
+def test_terms_cross_a_stage_mark(mesh: str, schedule: str, once: bool) -> None:
+    def loss(weights: Any, x: Any, mark: Any) -> Any:
+        first, second = weights
+        by_columns, by_rows = jax.reshard(x, P(None, "data")), jax.reshard(first, P("data"))
+        h = jnp.einsum("bi,ij->bj", by_columns, by_rows, out_sharding=OVER_DATA)
+        return jnp.sum((whole(mark(h)) @ second) ** 2)
+
+    assert_same_as_plain(
+        lambda w, x, mark: jax.value_and_grad(loss)(w, x, mark),
+        arrays(2, WIDTH, WIDTH),
+        explicit_mesh(mesh),
+        SCHEDULES[schedule],
+        reduce_once=once,
+    )
+
+
+@pytest.mark.parametrize("once", [True, False], ids=["once", "each"])
+@pytest.mark.parametrize("mesh", ["2 x (data 2)", "2 x (data 2, model 2)"])
+def test_terms_from_before_the_loop(mesh: str, once: bool) -> None:
+    def of_microbatch(terms: Any, x: Any, mark: Any) -> Any:
+        h = mark(jnp.tanh(batch_of(x) @ whole(terms)))
+        return outer(h) + terms, whole(terms + terms) * jnp.sum(h)
+
+    assert_same_as_plain(
+        of_microbatch,
+        arrays(1, WIDTH, WIDTH)[0],
+        explicit_mesh(mesh),
+        before=lambda w: jax.reshard(2 * w, OVER_DATA),
+        reduce_once=once,
+    )
+
+
+@pytest.mark.parametrize("once", [True, False], ids=["once", "each"])
+@pytest.mark.parametrize("out", [None, P("data"), P("model")], ids=str)
+def test_results_of_a_step_are_whole(out: Any, once: bool) -> None:
+    """A result of an unreduced type, also one that the loop uses, and a loop's own result."""
+
+    def step(w: Any, xs: Any) -> Any:
+        terms = jax.reshard(2 * w, OVER_DATA)
+        sums = jaxpp.treduce(
+            lambda x: (outer(x), outer(x) + terms),
+            xs,
+            jaxpp.Std1F1B(1),
+            operation=jaxpp.Add,
+        )
+        after = jax.reshard(sums[0] * w, OVER_DATA)
+        return *sums, terms, after, whole(after + after)
+
+    mesh = explicit_mesh("1 x (data 2, model 2)")
+    w, *xs = arrays(1 + MICROBATCHES, WIDTH, WIDTH)
+    run = jaxpp.mpmd_jit_with_loop(step, mesh, out_specs=out, reduce_once=once)
+    found = run(w, np.stack(xs))
+    total = sum(x.T @ x for x in xs)
+    wanted = total, total + len(xs) * 2 * w, 2 * w, total * w, 2 * total * w
+    assert_equal(found, wanted, 2e-5)
+    assert_copies_equal(found, "result")
+
+
+@pytest.mark.parametrize(
+    ("operation", "numpys"), [(jaxpp.Max, np.max), (jaxpp.Concat(), lambda a, axis: a)]
+)
+def test_other_operations_take_whole_values(operation: Any, numpys: Any) -> None:
+    def step(xs: Any) -> Any:
+        return jaxpp.treduce(outer, xs, jaxpp.Std1F1B(1), operation=operation)
+
+    xs = np.stack(arrays(MICROBATCHES, WIDTH, WIDTH))
+    found = jaxpp.mpmd_jit_with_loop(step, explicit_mesh("1 x (data 2)"))(xs)
+    assert_equal(found, numpys(np.stack([x.T @ x for x in xs]), axis=0), 2e-5)
+    assert_copies_equal(found, "result")
+
+
+def test_a_saved_step_has_terms(tmp_path: Any) -> None:
+    def step(w: Any, xs: Any) -> Any:
+        terms = jax.reshard(2 * w, OVER_DATA)
+        one = lambda x: outer(x) + terms  # noqa: E731
+        return jaxpp.treduce(one, xs, jaxpp.Std1F1B(1), operation=jaxpp.Add)
+
+    w, *xs = arrays(1 + MICROBATCHES, WIDTH, WIDTH)
+    args = w, np.stack(xs)
+    run = jaxpp.mpmd_jit_with_loop(step, explicit_mesh("1 x (data 2)"))
+    run.compile(*args).save(tmp_path / "step.plan")
+    loaded = jaxpp.load(tmp_path / "step.plan")
+    assert_equal(loaded(*args), run(*args), 1e-6)
