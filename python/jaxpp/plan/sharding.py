@@ -91,9 +91,15 @@ def _cuts(
 
 
 def check_spec(spec: PartitionSpec, aval: Any, mesh: Mesh, what: str) -> None:
-    """Checks that axes exist, are used once and divide the shape. Raises
-    JaxppError("sharding")."""
+    """Checks that axes exist, are used once and divide the shape, and that none is unreduced.
+    Raises JaxppError("sharding")."""
     sizes = dict(mesh.shape)
+    if spec.unreduced:
+        raise make_error(
+            "sharding",
+            f"{what}: spec {spec} has unreduced axes {tuple(sorted(spec.unreduced))}; expected "
+            "none: a step takes and returns sums, not their terms. Use jax.reshard in the step",
+        )
     parts = [_axes_of(part) for part in spec.partitions]
     if len(parts) > len(aval.shape):
         raise make_error(

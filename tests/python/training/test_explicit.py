@@ -320,3 +320,14 @@ def test_a_saved_step_has_terms(tmp_path: Any) -> None:
     run.compile(*args).save(tmp_path / "step.plan")
     loaded = jaxpp.load(tmp_path / "step.plan")
     assert_equal(loaded(*args), run(*args), 1e-6)
+
+
+@pytest.mark.parametrize("name", ["in_specs", "out_specs"])
+def test_unreduced_arguments_and_results_are_refused(name: str) -> None:
+    def step(xs: Any) -> Any:
+        return jaxpp.treduce(outer, xs, jaxpp.Std1F1B(1), operation=jaxpp.Add)
+
+    mesh = explicit_mesh("1 x (data 2)")
+    run = jaxpp.mpmd_jit_with_loop(step, mesh, **{name: OVER_DATA})
+    with pytest.raises(jaxpp.JaxppError, match=rf"{name} of .*unreduced.*'data'.*expected"):
+        run(np.stack(arrays(MICROBATCHES, WIDTH, WIDTH)))
