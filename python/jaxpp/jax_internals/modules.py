@@ -132,7 +132,11 @@ class Propagated:
         main = _functions(copy)["main"]
         self._arguments = self._of_rows(main.arg_attrs)
         self._results = self._of_rows(main.attributes["res_attrs"])
-        self._of_ops: dict[Any, list[Any]] = {}
+        self._of_ops: dict[Any, list[Any]] = {
+            op.results[0]: [sharded_axes(op.attributes["sharding"])]
+            for op in original
+            if op.name == "sdy.sharding_constraint"
+        }
         found: dict[Any, list[Any]] = {}  # by attribute; many operations have the same
         for op in operations(copy):
             attributes = op.attributes

@@ -571,3 +571,27 @@ def test_what_is_reduced_once(stage):
     assert_equal(run(p, xs), jax.jit(step)(p, xs), 1e-4)
     found = run.compile(p, xs).cost_summary().collectives
     assert over_data(found, *SUMS) == []
+
+
+def test_sums_of_constrained_values() -> None:
+    """Both operands of each weight's gradient are results of constraints."""
+    keys = jax.random.split(jax.random.key(0), 3)
+    p = {n: jax.random.normal(k, (WIDTH, WIDTH)) for n, k in zip("ab", keys, strict=False)}
+    xs = jax.random.normal(keys[2], (MICROBATCHES, ROWS, WIDTH))
+
+    def step(p: Any, xs: Any, sharded: Any) -> Any:
+        def loss(p: Any, x: Any) -> Any:
+            hidden = sharded(jaxpp.mark_stage_end(jnp.tanh(sharded(sharded(x) @ p["a"]))))
+            return jnp.mean(sharded(hidden @ p["b"]) ** 2)
+
+        one = lambda x: jax.grad(loss)(p, x)  # noqa: E731
+        return jaxpp.treduce(one, xs, jaxpp.Std1F1B(2), operation=jaxpp.Add)
+
+    def by_rows(x: Any) -> Any:
+        return jax.lax.with_sharding_constraint(x, P("data"))
+
+    run = jaxpp.mpmd_jit_with_loop(
+        lambda p, xs: step(p, xs, by_rows), mesh_of(2, {"data": 2}), in_specs=P()
+    )
+    assert_equal(run(p, xs), jax.jit(lambda p, xs: step(p, xs, lambda x: x))(p, xs), 1e-4)
+    assert over_data(run.compile(p, xs).cost_summary().collectives, *SUMS) == []
