@@ -289,9 +289,10 @@ class MpmdMesh:
         ranks = tuple(given) if isinstance(given, Iterable) else ()
         if ranks and all(self._is_rank(i) for i in ranks):
             return tuple(sorted(ranks) if isinstance(given, Set) else ranks)
+        listed = "" if isinstance(given, Iterable) else ", in a list"
         raise make_error(
             "mesh",
-            f"{name}={shorten(given)}; expected a list of ranks from 0 to {self.mpmd_dim - 1}",
+            f"{name}={shorten(given)}; expected ranks from 0 to {self.mpmd_dim - 1}{listed}",
         )
 
     def _is_rank(self, given: Any) -> bool:

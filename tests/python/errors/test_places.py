@@ -36,24 +36,30 @@ MISTAKES: dict[str, tuple[Callable[[Any], Any], str]] = {
     "no spec": (lambda m: Sharding(m, [0], None), "spec=None; expected a PartitionSpec"),
     "a rank": (
         lambda m: Sharding(m, 0, P()),
-        "mesh_ids=0; expected a list of ranks from 0 to 1",
+        "mesh_ids=0; expected ranks from 0 to 1, in a list",
     ),
     "a rank that is missing": (
         lambda m: Sharding(m, [2], P()),
-        r"mesh_ids=\[2\]; expected a list",
+        r"mesh_ids=\[2\]; expected ranks from 0 to 1",
     ),
-    "True": (lambda m: Sharding(m, [True], P()), r"mesh_ids=\[True\]; expected a list"),
-    "no ranks": (lambda m: Sharding(m, [], P()), r"mesh_ids=\[\]; expected a list"),
+    "True": (
+        lambda m: Sharding(m, [True], P()),
+        r"mesh_ids=\[True\]; expected ranks from 0 to 1",
+    ),
+    "no ranks": (lambda m: Sharding(m, [], P()), r"mesh_ids=\[\]; expected ranks from 0 to 1"),
     "a rank twice": (lambda m: Sharding(m, [0, 0], P()), r"\[0, 0\]; expected each rank once"),
     "an unknown axis": (
         lambda m: Sharding(m, [0], P("rows")),
         "MpmdSharding: .*rows.* is not found",
     ),
     "an unknown memory": (lambda m: Sharding(m, [0], P(), "disk"), "MpmdSharding: .*disk"),
-    "a submesh of a rank": (lambda m: m.mpmd_submesh(1), "idxs=1; expected a list of ranks"),
+    "a submesh of a rank": (
+        lambda m: m.mpmd_submesh(1),
+        "idxs=1; expected ranks from 0 to 1, in a list",
+    ),
     "a submesh of text": (
         lambda m: m.mpmd_submesh("ab"),
-        "idxs='ab'; expected a list of ranks",
+        "idxs='ab'; expected ranks from 0 to 1",
     ),
     "to a mesh of JAX": (
         lambda m: reshard(m.jax_mesh, np.ones(2), Sharding(m, [0], P())),
