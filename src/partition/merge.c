@@ -40,6 +40,8 @@ static bool can_merge(const jpp_partitioner_t* p, uint32_t id) {
 static void merge_op(jpp_partitioner_t* p, uint32_t id, uint32_t first) {
   const jpp_op_t *op = &p->ops.data[id], *same = &p->ops.data[first];
   p->segment[id] = JPP_SEGMENT_ALIAS;
+  p->outer_copy[first] = p->outer_copy[first] || p->outer_copy[id];
+  p->outer_copy[id] = false;
   for (uint32_t i = 0; i < op->num_inputs; ++i) --p->uses[op->inputs[i]];
   for (uint32_t i = 0; i < op->num_outputs; ++i) {
     p->alias[op->first_output + i] = same->first_output + i;

@@ -204,3 +204,26 @@ def test_a_cast_that_is_rematerialised_is_kept_once(schedule: Any) -> None:
     kept = kept_by(layer)
     assert all("8.0 KiB" in line for line in kept), kept
     assert kept_by(jax.checkpoint(layer)) == kept
+
+
+def test_a_reshape_that_tasks_and_ops_outside_repeat() -> None:
+    def loss(ws: Any, x: Any) -> Any:
+        for w in ws:
+            x = jnp.tanh(x @ w.reshape(8, 8)) + x @ jnp.sin(w.reshape(8, 8))
+            x = jaxpp.mark_stage_end(x)
+        return jnp.mean(x**2)
+
+    def step(ws: Any, xs: Any) -> Any:
+        return jaxpp.treduce(
+            lambda x: jax.value_and_grad(loss)(ws, x),
+            xs,
+            jaxpp.Std1F1B(2),
+            operation=jaxpp.Add,
+        )
+
+    ws, xs = [jnp.ones(64) / 8, jnp.ones(64) / 9], jnp.ones((4, 2, 8))
+    found = jaxpp.mpmd_jit_with_loop(step, mesh_of(2, {}, sharing=1))(ws, xs)
+    for a, b in zip(
+        jax.tree.leaves(found), jax.tree.leaves(jax.jit(step)(ws, xs)), strict=True
+    ):
+        assert jnp.allclose(jnp.asarray(a), b, rtol=1e-5)
