@@ -142,6 +142,9 @@ class Partials:
         self.of_ops = of_ops
         # Assumptions about loops that are being analysed.
         self._assumed: dict[Any, Axes | None] = {}
+        # Values that are no partial sums under these assumptions, with the reason if there is
+        # one: many terms have the same operands.
+        self._known_whole: dict[Any, tuple[str, Any] | None] = {}
         # (value, calls, user, operand) of the sum that is being analysed.
         self._uses: list[Any] = []
         # Values that are not kept partial: the reason and the location of the cause.
@@ -408,10 +411,23 @@ class Partials:
             return None
         if value in self._whole:
             raise Blocked(*self._whole[value])
+        if (value, calls) in self._known_whole:
+            known = self._known_whole[value, calls]
+            if known is None:
+                return frozenset()
+            raise Blocked(*known)
         self._uses.append((value, calls, user, k))
-        if is_argument(value):
-            return self._axes_of_argument(value, calls)
-        return self._axes_of_result(value, calls)
+        try:
+            if is_argument(value):
+                found = self._axes_of_argument(value, calls)
+            else:
+                found = self._axes_of_result(value, calls)
+        except Blocked as blocked:
+            self._known_whole[value, calls] = blocked.reason, blocked.location
+            raise
+        if found == frozenset():
+            self._known_whole[value, calls] = None
+        return found
 
     def _axes_of_result(self, value: Any, calls: _Calls) -> Axes | None:
         op, k = operation_of(value), value.result_number
@@ -474,10 +490,12 @@ class Partials:
         axes = self._axes(op, k, calls)
         while True:
             self._assumed[key] = axes
+            outer, self._known_whole = self._known_whole, {}
             try:
                 found = _meet(axes, self._axes(end, k, calls))
             finally:
                 del self._assumed[key]
+                self._known_whole = outer
             if found == axes:
                 return axes
             axes = found
