@@ -34,6 +34,7 @@ __all__ = [
     "counted",
     "definition_line",
     "describe",
+    "is_count",
     "here",
     "make_error",
     "plain_text",
@@ -163,17 +164,24 @@ def tree_text(tree: Any) -> str:
     return shorten(jax.tree.map(_Leaf, tree), 300)
 
 
-def check_whole(what: str, value: Any, least: int) -> int:
-    """Checks for a whole number. Raises JaxppError("invalid-argument") about `what`."""
-    most = _core.LARGEST_COUNT
-    is_whole = hasattr(value, "__index__")
-    if is_whole and least <= operator.index(value) <= most:
-        return operator.index(value)
-    raise make_error(
-        "invalid-argument",
-        f"{what}={shorten(value)}; expected a whole number from {least} to {most}",
-        wrong_type=not is_whole,
-    )
+def is_count(value: Any, least: int) -> bool:
+    """Whether it is a whole number from `least` that the planner can represent."""
+    try:
+        return least <= operator.index(value) <= _core.LARGEST_COUNT
+    except TypeError:
+        return False
+
+
+def check_whole(what: str, value: Any, least: int, code: str = "invalid-argument") -> int:
+    """Checks for a whole number. Raises JaxppError(code) about `what`."""
+    if not is_count(value, least):
+        raise make_error(
+            code,
+            f"{what}={shorten(value)}; expected a whole number from {least} to "
+            f"{_core.LARGEST_COUNT}",
+            wrong_type=not hasattr(value, "__index__"),
+        )
+    return operator.index(value)
 
 
 def check_number(what: str, value: Any) -> float:

@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 import jax
 
 from jaxpp import _core
-from jaxpp.errors import JaxppError, counted, make_error, shorten
+from jaxpp.errors import JaxppError, check_whole, counted, is_count, make_error, shorten
 
 __all__ = [
     "BaseSchedule",
@@ -132,22 +132,9 @@ _IDLE: _CoreTask = (_core.TASK_IDLE, False, 0, 0, 0)
 _LARGEST = _core.LARGEST_COUNT
 
 
-def _is_count(value: Any, least: int) -> bool:
-    try:
-        return least <= operator.index(value) <= _LARGEST
-    except TypeError:
-        return False
-
-
 def check_count(what: str, value: Any) -> int:
     """Checks for a whole number from 1. Raises JaxppError("schedule") about `what`."""
-    if not _is_count(value, 1):
-        raise make_error(
-            "schedule",
-            f"{what}={shorten(value)}; expected a whole number from 1 to {_LARGEST}",
-            wrong_type=not hasattr(value, "__index__"),
-        )
-    return operator.index(value)
+    return check_whole(what, value, 1, "schedule")
 
 
 def _other_size(what: str, ranks: int, mpmd_dim: int, instead: str = "") -> JaxppError:
@@ -238,7 +225,7 @@ class BaseSchedule:
         """Reports a subclass that does not call `super().__init__` or whose `tasks` takes no
         argument."""
         name = type(self).__name__
-        if not _is_count(getattr(self, "num_stages", None), 1):
+        if not is_count(getattr(self, "num_stages", None), 1):
             raise make_error(
                 "schedule",
                 f"schedule {name}: expected num_stages to be a whole number from 1 to "
@@ -275,7 +262,7 @@ def _flatten_task(where: str, task: Any, joins_next: bool) -> _CoreTask:
         )
     for field in ("stage_id", "mubatch_idx", "latency"):
         found = getattr(task, field, None)
-        if not _is_count(found, 0):
+        if not is_count(found, 0):
             raise make_error(
                 "schedule",
                 f"{where}: {field}={shorten(found)}; expected a whole number from 0 to "

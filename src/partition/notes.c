@@ -1,8 +1,7 @@
 // Notes on costs of a partition that the user may not expect, one per source line: arrays
 // that are sent because an op outside the loops uses arrays of several ranks, or because
-// one in a loop needs a scalar of another stage, and
-// backward ops that compute input and weight gradients together, so that the latter
-// cannot be delayed.
+// one in a loop uses a scalar of another stage; and backward ops that compute input and
+// weight gradients together, so that the latter cannot be delayed.
 #include "partition/notes.h"
 
 #include <string.h>
@@ -182,8 +181,9 @@ void jpp__note_append(jpp_str_t* str, const jpp_staged_t* staged,
   if (note->kind == JPP_NOTE_MOVES && op->loop != JPP_NONE) {
     jpp_str_appendf(
         str,
-        "needs a number that rank %u makes of several stages' values, so %.3g MiB move "
-        "there in every step; do this after the loop, or use values of one stage only",
+        "uses a number that rank %u computes from values of several stages, so %.3g MiB "
+        "move there in every step; do this after the loop, or use values of one stage "
+        "only",
         note->rank, (double)note->bytes / (1 << 20));
     return;
   }

@@ -149,7 +149,7 @@ def test_clipping_in_the_loop_warns() -> None:
         UserWarning, match=r"test_penalties.py:\d+.* MiB move there in every step"
     ):
         compiled = step_with_norms(clips=True)
-    assert "rank 0 makes of several stages' values" in compiled.explain()
+    assert "rank 0 computes from values of several stages" in compiled.explain()
 
 
 def test_zeros_of_norms_are_not_kept() -> None:

@@ -51,7 +51,7 @@ def batch_of(x: Any) -> Any:
 
 
 def outer(x: Any) -> Any:
-    """A sum over the batch, of which each device has one term."""
+    """A sum over the batch. Each device has one term of it."""
     return jnp.einsum("bi,bj->ij", batch_of(x), batch_of(x), out_sharding=OVER_DATA)
 
 
