@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from jaxpp.jax_internals.lines import is_user_file
-from jaxpp.jax_internals.partial import Blocked
+from jaxpp.jax_internals.sums import Blocked
 from jaxpp.plan.sharding import Partial
 from jaxpp.trace.front import FrontLoop
 from jaxpp.trace.gather import Gather

@@ -21,7 +21,7 @@ from jaxpp.errors import make_error
 from jaxpp.jax_internals.arrays import explicit_sharding
 from jaxpp.jax_internals.context import context_mesh
 from jaxpp.jax_internals.modules import LoweredModule
-from jaxpp.jax_internals.partial import Blocked
+from jaxpp.jax_internals.sums import Blocked
 from jaxpp.mesh import MpmdMesh
 from jaxpp.operations import Add, accumulate
 from jaxpp.placements import physical_type

@@ -1,0 +1,431 @@
+"""Finds the sums over an axis that is sharded over devices, in MLIR: their operands, the
+operations that are linear in them, and the reasons why other values are not such sums."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import stablehlo
+
+from jaxpp.jax_internals.mlir import (
+    Axes,
+    Dimensions,
+    adds,
+    callee,
+    is_argument,
+    is_integer,
+    is_zero,
+    keeps_sums,
+    operation_of,
+    returned,
+    shape_of,
+    widens_integers,
+)
+
+__all__ = ["BRANCHES", "Blocked", "Calls", "Sums"]
+
+Calls = tuple[Any, ...]  # the calls that lead from main to a function
+
+# Operations of one operand that are linear in it, or that round it.
+_UNARY = frozenset(
+    f"stablehlo.{name}"
+    for name in (
+        "broadcast_in_dim convert dynamic_slice imag negate real reshape reverse slice "
+        "transpose"
+    ).split()
+)
+_SUMS = frozenset(f"stablehlo.{name}" for name in ("add", "complex", "concatenate", "subtract"))
+BRANCHES = ("stablehlo.case", "stablehlo.if")
+
+
+@dataclasses.dataclass
+class Blocked(Exception):
+    """The reason why a value is not a partial sum, and the location of the operation that
+    prevents it."""
+
+    reason: str
+    location: Any
+
+
+def _meet(a: Axes | None, b: Axes | None) -> Axes | None:
+    """The axes over which both are partial; None means all axes."""
+    if a is None or b is None:
+        return b if a is None else a
+    return a & b
+
+
+@dataclasses.dataclass
+class _Rule:
+    """When an operation's result is partial.
+
+    `sharded`: the sum's operands, with the shards that make it partial over `axes`; if
+    there are none, axes is None. `partial`: the operands that must be partial themselves.
+    """
+
+    partial: Sequence[int] = ()
+    axes: Axes | None = None
+    sharded: dict[int, Dimensions] = dataclasses.field(default_factory=dict)
+
+
+class Sums:
+    """Finds the partial sums among the results of a module's main function.
+
+    Args:
+      functions: the module's functions by name.
+      sizes: of the mesh's axes.
+      arguments: the sharding of main's arguments by dimension.
+      of_ops: the propagated shardings of each operation's results. The key is the first result,
+        because an operation's hash changes with its operands.
+    """
+
+    def __init__(
+        self,
+        functions: dict[str, Any],
+        sizes: dict[str, int],
+        arguments: Sequence[Dimensions | None],
+        of_ops: dict[Any, list[Dimensions]],
+    ) -> None:
+        self.functions = functions
+        self.main = functions["main"]
+        self.sizes = sizes
+        self.arguments = arguments
+        self.of_ops = of_ops
+        # Assumptions about loops that are being analysed.
+        self._assumed: dict[Any, Axes | None] = {}
+        # Values that are no partial sums under these assumptions, with the reason if there is
+        # one: many terms have the same operands.
+        self._known_whole: dict[Any, tuple[str, Any] | None] = {}
+        # (value, calls, user, operand) of the sum that is being analysed.
+        self._uses: list[Any] = []
+        # Values that are not kept partial: the reason and the location of the cause.
+        self._whole: dict[Any, tuple[str, Any]] = {}
+        self._kept: dict[Any, Any] = {}  # values that have a constraint already
+        self._partial: dict[Any, Axes] = {}  # values that are already partial
+
+    # --- Shardings ---
+
+    def _dimensions(self, value: Any, calls: Calls) -> Dimensions:
+        """The sharding of a value in the function that the last call in `calls` calls."""
+        number = value.arg_number if is_argument(value) else value.result_number
+        owner = value.owner.owner.operation if is_argument(value) else operation_of(value)
+        if owner.name == "func.call":
+            end = returned(self._called(owner).regions[0])
+            return self._dimensions(end.operands[number], (*calls, owner))
+        if owner.name != "func.func":
+            whole: Dimensions = [()] * len(shape_of(value))
+            found = self.of_ops.get(owner.results[0])
+            # A callback's result is on one device and has no dimensions there.
+            return found[number] or whole if found else whole
+        if calls:
+            return self._dimensions(calls[-1].operands[number], calls[:-1])
+        return self.arguments[number] or [()] * len(shape_of(value))
+
+    # --- Sums over a sharded dimension ---
+
+    @staticmethod
+    def _contracted(op: Any) -> tuple[list[int], list[int]]:
+        """The pairs of dimensions over which a product sums."""
+        if op.name == "stablehlo.dot_general":
+            numbers = stablehlo.DotDimensionNumbers(op.attributes["dot_dimension_numbers"])
+            return (
+                list(numbers.lhs_contracting_dimensions),
+                list(numbers.rhs_contracting_dimensions),
+            )
+        numbers = stablehlo.ConvDimensionNumbers(op.attributes["dimension_numbers"])
+        if ir.IntegerAttr(op.attributes["feature_group_count"]).value != 1:
+            return [], []
+        return [numbers.input_feature_dimension], [numbers.kernel_input_feature_dimension]
+
+    def _product_rule(self, op: Any, calls: Calls) -> _Rule | None:
+        operands = op.operands[0], op.operands[1]
+        both = [self._dimensions(v, calls) for v in operands]
+        pairs = list(zip(*self._contracted(op), strict=True))
+        summed = [both[0][i] or both[1][j] for i, j in pairs]
+        named = [a for names in summed for a in names]
+        axes = frozenset(named)
+        if not axes or len(axes) < len(named):
+            return None
+        sharded = {}
+        for k, value in enumerate(operands):
+            dims = [tuple(a for a in names if a not in axes) for names in both[k]]
+            for pair, names in zip(pairs, summed, strict=True):
+                dims[pair[k]] = names
+            if not self._divides(value, dims, [pair[k] for pair in pairs]):
+                return None
+            sharded[k] = dims
+        return _Rule(axes=axes, sharded=sharded)
+
+    def _ways(self, names: tuple[str, ...]) -> int:
+        return int(np.prod([self.sizes[a] for a in names]))
+
+    def _divides(self, value: Any, dims: Dimensions, which: Sequence[int]) -> bool:
+        """Whether all shards along these dimensions have the same size."""
+        shape = shape_of(value)
+        return not any(shape[d] % self._ways(dims[d]) for d in which)
+
+    def _sum_rule(self, op: Any, calls: Calls) -> _Rule:
+        """The rule of a reduction with addition."""
+        if len(op.operands) != 2 or not adds(op) or not is_zero(op.operands[1]):
+            raise Blocked("it is not reduced by a sum from zero", op.location)
+        dims = self._dimensions(op.operands[0], calls)
+        reduced = list(ir.DenseI64ArrayAttr(op.attributes["dimensions"]))
+        axes = frozenset(a for d in reduced for a in dims[d])
+        if not self._divides(op.operands[0], dims, reduced):
+            raise Blocked("it sums shards of different sizes", op.location)
+        return _Rule(axes=axes, sharded={0: dims}) if axes else _Rule([0])
+
+    def _scatter_rule(self, op: Any, calls: Calls) -> _Rule:
+        """The rule of an operation that adds rows, as in the gradient of an embedding."""
+        numbers = stablehlo.ScatterDimensionNumbers(op.attributes["scatter_dimension_numbers"])
+        plain = len(op.operands) == 3 and not list(numbers.input_batching_dims)
+        if not plain or not adds(op):
+            raise Blocked("it overwrites rows instead of adding to them", op.location)
+        updates, window = op.operands[2], list(numbers.update_window_dims)
+        if self._axes(op, 0, calls) is not None:  # the terms of other devices would be lost
+            raise Blocked("it adds rows to an array that is not zero", op.location)
+        dims = self._dimensions(updates, calls)
+        rank = len(shape_of(updates))
+        rows = [d for d in range(rank) if d not in window]
+        axes = frozenset(a for d in rows for a in dims[d])
+        if not self._divides(updates, dims, rows):
+            axes = frozenset()
+        if not axes:
+            return _Rule([0, 2], sharded={1: [()] * len(shape_of(op.operands[1]))})
+        kept: list[Any] = [dims[d] for d in rows]
+        kept.insert(numbers.index_vector_dim, ())
+        indices = kept[: len(shape_of(op.operands[1]))]
+        windows = [() if d in window else dims[d] for d in range(rank)]
+        return _Rule([0], axes, {1: indices, 2: windows})
+
+    def _gather_rule(self, op: Any, calls: Calls) -> _Rule:
+        """The rule of an operation that takes rows, whose indices must be whole: where they or
+        the rows are sharded, XLA divides the operation by their shards."""
+        numbers = stablehlo.GatherDimensionNumbers(op.attributes["dimension_numbers"])
+        dims = self._dimensions(op.operands[0], calls)
+        if any(dims[d] for d in numbers.start_index_map):
+            raise Blocked("it takes rows of a sharded array", op.location)
+        return _Rule([0], sharded={1: [()] * len(shape_of(op.operands[1]))})
+
+    # --- Rules ---
+
+    def _either(self, op: Any, calls: Calls) -> _Rule:
+        """The rule of a product that does not itself sum over a sharded dimension."""
+        reasons: list[tuple[str, Any]] = []
+        for k in (0, 1):
+            before = len(self._uses)
+            try:
+                axes = self._axes(op, k, calls)
+            except Blocked as blocked:
+                del self._uses[before:]
+                reasons.append((blocked.reason, blocked.location))
+                continue
+            other = self._dimensions(op.operands[1 - k], calls)
+            if axes and any(a in axes for names in other for a in names):
+                del self._uses[before:]
+                reasons.append(("it is multiplied by a sharded array", op.location))
+                continue
+            return _Rule([k])
+        raise Blocked(*reasons[0])
+
+    def _rule(self, op: Any, calls: Calls) -> _Rule:
+        name = op.name
+        if name == "sdy.sharding_constraint":
+            raise Blocked("the step constrains its sharding", op.location)
+        if name in ("stablehlo.dot_general", "stablehlo.convolution"):
+            if rule := self._product_rule(op, calls):
+                return rule
+            if widens_integers(op):
+                raise Blocked("the step makes wider integers of it", op.location)
+            return self._either(op, calls)
+        if name == "stablehlo.reduce":
+            return self._sum_rule(op, calls)
+        if name == "stablehlo.scatter":
+            return self._scatter_rule(op, calls)
+        if name == "stablehlo.convert" and not keeps_sums(op):
+            raise Blocked("the step converts it from or to integers", op.location)
+        if name == "stablehlo.divide" and is_integer(op.results[0]):
+            raise Blocked("the step divides whole numbers", op.location)
+        if name in _UNARY or name == "stablehlo.divide":
+            return _Rule([0])
+        if name == "stablehlo.gather":
+            return self._gather_rule(op, calls)
+        if name in _SUMS:
+            return _Rule(range(len(op.operands)))
+        if name in ("stablehlo.pad", "stablehlo.dynamic_update_slice"):
+            return _Rule([0, 1])
+        if name == "stablehlo.select":
+            return _Rule([1, 2])
+        if name == "stablehlo.multiply":
+            return self._either(op, calls)
+        if name == "stablehlo.constant":
+            raise Blocked("a constant is not a sum over devices", op.location)
+        raise Blocked(f"{name.partition('.')[2]} is not linear in the sum", op.location)
+
+    # --- Where a value is partial ---
+
+    def axes(self, results: Sequence[int]) -> dict[int, Axes | Blocked | None]:
+        """The axes over which results of main are partial sums, or the reason why they
+        are not; None for zeros.
+
+        All users of such a sum must be linear in it too, up to other partial results, apart
+        from those that add it up over the microbatches: `results` has its number once for
+        each of these.
+        """
+        end = returned(self.main.regions[0])
+        adders = Counter(end.operands[k] for k in results)
+        found: dict[int, Axes | Blocked | None] = {}
+        uses: dict[int, set[Any]] = {}  # the values that make each of them
+        left = list(dict.fromkeys(results))
+        while left:
+            for k in left:
+                found[k] = self._axes_or_reason(end.operands[k])
+                uses[k] = {(end.operands[k], ()), *self._uses}
+            shared = self._used_elsewhere(end, found, uses, adders)
+            self._whole.update(shared)
+            left = [k for k in found if any(use[0] in shared for use in uses[k])]
+        return found
+
+    def _axes_or_reason(self, value: Any) -> Axes | Blocked | None:
+        self._uses = []
+        try:
+            if value in self._whole:
+                raise Blocked(*self._whole[value])
+            if is_argument(value):
+                raise Blocked("it comes from outside the loop", self.main.location)
+            axes = self._axes_of_result(value, ())
+            if axes == frozenset():
+                raise Blocked("it sums no sharded value", value.owner.location)
+            return axes
+        except Blocked as blocked:
+            self._uses = []
+            return blocked.with_traceback(None)  # which keeps frames alive
+
+    @staticmethod
+    def _used_elsewhere(
+        end: Any,
+        found: dict[int, Axes | Blocked | None],
+        uses: dict[int, set[Any]],
+        adders: Counter[Any],
+    ) -> dict[Any, tuple[str, Any]]:
+        """The terms of partial results that another operation uses too, with the reason why
+        they must be whole."""
+        shared: dict[Any, tuple[str, Any]] = {}
+        live = {k: axes for k, axes in found.items() if axes and not isinstance(axes, Blocked)}
+        for k, axes in live.items():
+            known = set().union(*(uses[j] for j in live if live[j] == axes))
+            for value, calls in {use[:2] for use in uses[k]}:
+                others = [
+                    use.owner.operation
+                    for use in value.uses
+                    if (value, calls, use.owner.operation, use.operand_number) not in known
+                ]
+                if value in adders:
+                    others = [user for user in others if user != end][adders[value] :]
+                if others:
+                    shared[value] = "the step also uses it in the loop", others[0].location
+        return shared
+
+    def _axes(self, user: Any, k: int, calls: Calls) -> Axes | None:
+        """The axes over which an operand is a partial sum; None for zeros."""
+        value = user.operands[k]
+        if value in self._partial:
+            return self._partial[value]
+        if value in self._kept:  # for another user
+            return self._partial[self._kept[value]]
+        if is_zero(value):
+            return None
+        if value in self._whole:
+            raise Blocked(*self._whole[value])
+        if (value, calls) in self._known_whole:
+            known = self._known_whole[value, calls]
+            if known is None:
+                return frozenset()
+            raise Blocked(*known)
+        self._uses.append((value, calls, user, k))
+        try:
+            if is_argument(value):
+                found = self._axes_of_argument(value, calls)
+            else:
+                found = self._axes_of_result(value, calls)
+        except Blocked as blocked:
+            self._known_whole[value, calls] = blocked.reason, blocked.location
+            raise
+        if found == frozenset():
+            self._known_whole[value, calls] = None
+        return found
+
+    def _axes_of_result(self, value: Any, calls: Calls) -> Axes | None:
+        op, k = operation_of(value), value.result_number
+        if op.name == "stablehlo.while":
+            return self._axes_of_carry(op, k, calls)
+        if op.name in BRANCHES:
+            ends = [returned(region) for region in op.regions]
+            return self._axes_of_all([(end, k) for end in ends], calls)
+        if op.name == "func.call":
+            end = returned(self._called(op).regions[0])
+            return self._axes(end, k, (*calls, op))
+        if op.name == "stablehlo.optimization_barrier":
+            return self._axes(op, k, calls)
+        rule = self._rule(op, calls)
+        return _meet(rule.axes, self._axes_of_all([(op, i) for i in rule.partial], calls))
+
+    def _axes_of_all(self, terms: Sequence[tuple[Any, int]], calls: Calls) -> Axes | None:
+        """The axes over which the terms are partial sums, apart from whole ones, which are made
+        partial: whole on one device, zero on the others."""
+        axes: Axes | None = None
+        blocked: Blocked | None = None
+        whole = False
+        for user, k in terms:
+            before = len(self._uses)
+            try:
+                found = self._axes(user, k, calls)
+            except Blocked as error:
+                blocked = blocked or error
+                found = frozenset()
+            if found == frozenset():
+                del self._uses[before:]
+                whole = True
+            else:
+                axes = _meet(axes, found)
+        if axes is None and blocked:
+            raise blocked
+        return frozenset() if axes is None and whole else axes
+
+    def _called(self, call: Any) -> Any:
+        return self.functions[callee(call)]
+
+    def _axes_of_argument(self, value: Any, calls: Calls) -> Axes | None:
+        owner, k = value.owner.owner.operation, value.arg_number
+        if owner.name == "stablehlo.while":
+            key = owner.results[k], calls
+            if key in self._assumed:
+                return self._assumed[key]
+            if list(owner.results[k].uses):
+                raise Blocked("the step also uses it in the loop", owner.location)
+            return self._axes_of_carry(owner, k, calls)
+        if owner.name == "func.func" and calls:
+            return self._axes(calls[-1], k, calls[:-1])
+        raise Blocked("it comes from outside the loop", owner.location)
+
+    def _axes_of_carry(self, op: Any, k: int, calls: Calls) -> Axes | None:
+        """The largest set of axes that a loop keeps from its start to its end."""
+        key, end = (op.results[k], calls), returned(op.regions[1])
+        if list(op.regions[0].blocks[0].arguments[k].uses):
+            raise Blocked("the step also uses it in the loop", op.location)
+        axes = self._axes(op, k, calls)
+        while True:
+            self._assumed[key] = axes
+            outer, self._known_whole = self._known_whole, {}
+            try:
+                found = _meet(axes, self._axes(end, k, calls))
+            finally:
+                del self._assumed[key]
+                self._known_whole = outer
+            if found == axes:
+                return axes
+            axes = found
