@@ -56,7 +56,7 @@ def stacked(
             x = layer(p, x, jax.random.fold_in(key, n))
             if (n + 1) % LAYERS == 0:
                 x = mark(x)
-        return jnp.mean(jnp.sin(x)), ()
+        return jnp.mean(jnp.sin(x * jax.lax.rsqrt(jnp.mean(x * x)))), ()
 
     rng = np.random.default_rng(0)
 
