@@ -41,8 +41,8 @@ def is_cheap(eqn: JaxprEqn) -> bool:
 
 class Patterns:
     """The values of a loop's body that take less time to compute than to read, such as masks
-    and positions of any size. They are made of constants, the microbatch's number, and
-    broadcasts of values from outside.
+    and positions of any size, or quantised weights as floats. They are made of constants, the
+    microbatch's number, and values from outside that take at most half the bytes.
 
     XLA fuses them into the ops that use them. If they left the loop, like other ops on values
     from outside, there would be one for each layer, in memory until the loop ends.
@@ -65,11 +65,13 @@ class Patterns:
         self, eqn: JaxprEqn, operands: Sequence[Operand], is_outside: Callable[[int], bool]
     ) -> bool:
         """Whether an equation of the body makes a pattern."""
-        name = eqn.primitive.name
-        if name not in _QUICK:
+        if eqn.primitive.name not in _QUICK:
             return False
-        if name == "broadcast_in_dim" and isinstance(operands[0], int):
-            grows = bytes_of(eqn.outvars[0].aval) >= 2 * bytes_of(eqn.invars[0].aval)
-            if grows and is_outside(operands[0]):
-                return True
-        return all(isinstance(o, Literal) or o in self._values for o in operands)
+        read = 0  # bytes of operands that are no patterns
+        for operand, variable in zip(operands, eqn.invars, strict=True):
+            if isinstance(operand, Literal) or operand in self._values:
+                continue
+            if not is_outside(operand):
+                return False
+            read += bytes_of(variable.aval)
+        return bytes_of(eqn.outvars[0].aval) >= 2 * read

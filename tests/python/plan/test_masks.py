@@ -1,4 +1,5 @@
-"""Masks and positions are made where they are used: between tasks, they take no memory."""
+"""Masks, positions and the floats of quantised weights are made where they are used: between
+tasks, they take no memory."""
 
 from __future__ import annotations
 
@@ -107,3 +108,37 @@ def test_a_mask_is_no_value_between_tasks(mask: Any) -> None:
     arguments = 4 * MICROBATCHES + (GIVEN.nbytes if mask is given else 0)
     for found, least in zip(peaks_with(mask), peaks_with(no_mask), strict=True):
         assert found <= least + arguments
+
+
+# --- Quantised weights ----------------------------------------------------------------
+
+QUANTISED = np.random.default_rng(2).integers(-8, 8, (STAGES, 256, 256), np.int8)
+
+
+def quantised() -> Problem:
+    """A frozen weight of one byte an element per stage, scaled by trained vectors."""
+
+    def loss(params: Any, x: Any, i: Any, mark: Any) -> Any:
+        for p, weight in zip(params, map(jnp.asarray, QUANTISED), strict=True):
+            floats = weight.astype(jnp.float32) * p["scale"]
+            x = mark(jnp.tanh(x @ floats) * p["gain"])
+        return jnp.mean(x * x), ()
+
+    rng = np.random.default_rng(3)
+
+    def vector(*shape: int) -> jax.Array:
+        return jnp.asarray(rng.uniform(0.01, 0.02, shape), jnp.float32)
+
+    params = [{"scale": vector(256), "gain": vector(256)} for _ in range(STAGES)]
+    return Problem(loss, params, vector(MICROBATCHES, 4, 256), optax.sgd(1.0))
+
+
+@pytest.mark.parametrize("axes", [{}, {"data": 2}])
+def test_quantised_weights_are_not_kept_as_floats(axes: dict[str, int]) -> None:
+    problem, mesh = quantised(), mesh_of(STAGES, axes, sharing=1)
+    made = jaxpp.mpmd_jit_with_loop(pipelined_step(problem, jaxpp.Std1F1B(STAGES)), mesh)
+    state = (problem.params, problem.optimizer.init(problem.params))
+    plan = made.trace_and_place(*state, problem.batch).plan
+    for rank in plan.summary():
+        assert rank.peak_bytes < QUANTISED[0].nbytes * 2
+    assert_trains_equal(problem, jaxpp.Std1F1B(STAGES), mesh)
