@@ -128,7 +128,7 @@ class TaskLowerer:
     def _task_function(self, task: _core.StagedTask) -> Callable[..., list[Any]]:
         order: Sequence[int] = task.ops
         repeats: Sequence[tuple[int, int, int]] = ()
-        # On several devices, calls save no time: those that return partial sums would be copied.
+        # On several devices, calls save no time (docs/partition.md).
         if self.specs.one_device:
             order, repeats = self.staged.repeats(task.repeats)
         ops = [self._made_op(op) if self._is_made(op) else self._resolved(op) for op in order]
