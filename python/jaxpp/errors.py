@@ -15,9 +15,11 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import PartitionSpec
 
 from jaxpp import _core
 from jaxpp._core import JaxppError, JaxppTypeError, JaxppValueError, NanError
+from jaxpp.jax_internals.arrays import broadcast_prefix
 from jaxpp.jax_internals.jaxprs import is_ref
 from jaxpp.jax_internals.lines import current_line, exclude_from_user_lines, is_user_file
 
@@ -30,6 +32,7 @@ __all__ = [
     "annotate",
     "check_arrays",
     "check_number",
+    "check_prefix",
     "check_whole",
     "counted",
     "definition_line",
@@ -194,6 +197,26 @@ def check_number(what: str, value: Any) -> float:
         f"{what}={shorten(value)}; expected a finite number of at least 0",
         wrong_type=not is_number,
     )
+
+
+def check_prefix(where: str, given: Any, tree: Any, whose: str) -> list[Any]:
+    """Checks that specs, shardings or Nones are a pytree prefix of a tree, and returns the one
+    for each of its leaves. Raises JaxppError("sharding") about the last word of `where`."""
+
+    def is_leaf(x: Any) -> bool:
+        return x is None or isinstance(x, PartitionSpec | jax.sharding.Sharding)
+
+    try:
+        found: list[Any] = broadcast_prefix(given, tree, is_leaf=is_leaf)
+    except ValueError:
+        name, own = (words.rpartition(" ")[2] for words in (where, whose))
+        raise make_error(
+            "sharding",
+            f"{where}: expected a pytree prefix of {whose}\n"
+            f"  {name}: {tree_text(given)}\n"
+            f"  {own}: {tree_text(tree)}",
+        ) from None
+    return found
 
 
 def check_arrays(tree: Any, what: str, hint: str = "") -> None:

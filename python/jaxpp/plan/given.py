@@ -8,8 +8,7 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxpp.errors import describe, make_error, tree_text, warn
-from jaxpp.jax_internals.arrays import broadcast_prefix
+from jaxpp.errors import check_prefix, describe, make_error, warn
 from jaxpp.mesh import MpmdMesh, MpmdSharding, Ranks, memory_of
 from jaxpp.trace.call import Options
 
@@ -42,23 +41,8 @@ def warn_of_pipeline_axis(
 
 def broadcast(given: Any, tree: Any, what: str) -> list[Any]:
     """One spec, sharding, set of ranks or None per leaf."""
-
-    def is_leaf(x: Any) -> bool:
-        return x is None or isinstance(x, PartitionSpec | jax.sharding.Sharding)
-
     whose = "arguments" if what == "in_specs" else "results"
-    if given is None:
-        return [None] * len(jax.tree.leaves(tree))
-    try:
-        found = broadcast_prefix(given, tree, is_leaf=is_leaf)
-    except ValueError:
-        raise make_error(
-            "sharding",
-            f"{what}: expected a pytree prefix of the step's {whose}\n"
-            f"  {what}: {tree_text(given)}\n"
-            f"  {whose}: {tree_text(tree)}",
-        ) from None
-    return found
+    return check_prefix(what, given, tree, f"the step's {whose}")
 
 
 def memories_of(given: Sequence[Any], what: str, names: Sequence[str]) -> list[str | None]:

@@ -13,8 +13,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxpp.array import MpmdArray
 from jaxpp.client.devices import devices_for
-from jaxpp.errors import make_error, shorten, tree_text
-from jaxpp.jax_internals.arrays import broadcast_prefix, key_implementation, wrap_keys
+from jaxpp.errors import check_prefix, make_error, shorten
+from jaxpp.jax_internals.arrays import key_implementation, wrap_keys
 from jaxpp.mesh import MpmdMesh, MpmdSharding, memory_of
 from jaxpp.placements import Part, Placement, physical_array, physical_type
 from jaxpp.run.arguments import Argument, source_of
@@ -31,22 +31,9 @@ class DistributedSharding:
     sharding: NamedSharding
 
 
-def _is_sharding(x: Any) -> bool:
-    kinds = MpmdSharding | DistributedSharding | NamedSharding | PartitionSpec
-    return isinstance(x, kinds)
-
-
 def _shardings(given: Any, arrays: Any, kind: type, name: str) -> list[Any]:
     """One sharding per leaf of `arrays`."""
-    try:
-        found = broadcast_prefix(given, arrays, is_leaf=_is_sharding)
-    except ValueError:
-        raise make_error(
-            "sharding",
-            f"{name}: expected shardings to be a pytree prefix of the arrays\n"
-            f"  shardings: {tree_text(given)}\n"
-            f"  arrays: {tree_text(arrays)}",
-        ) from None
+    found = check_prefix(f"{name}: shardings", given, arrays, "the arrays")
     for sharding in found:
         if not isinstance(sharding, kind):
             raise make_error(
@@ -177,7 +164,7 @@ def spmd_to_mpmd_reshard(
         return MpmdSharding(mpmd_mesh, set(given.mesh_ids), given.sharding.spec)
 
     leaves, tree = jax.tree.flatten(arrays)
-    shardings = jax.tree.map(named, shardings, is_leaf=_is_sharding)
+    shardings = jax.tree.map(named, shardings)
     found = _shardings(shardings, arrays, MpmdSharding, "spmd_to_mpmd_reshard")
     for sharding in found:
         if sharding.mpmd_mesh != mpmd_mesh:

@@ -13,8 +13,14 @@ import jax
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from jaxpp.errors import check_arrays, definition_line, here, make_error, shorten, tree_text
-from jaxpp.jax_internals.arrays import broadcast_prefix
+from jaxpp.errors import (
+    check_arrays,
+    check_prefix,
+    definition_line,
+    here,
+    make_error,
+    shorten,
+)
 from jaxpp.jax_internals.jaxprs import without_constants
 from jaxpp.mesh import MpmdMesh
 from jaxpp.trace.memories import is_move, run_in_device_memory
@@ -98,7 +104,7 @@ class Program:
     def run(self, *args: Any) -> Any:
         """Traces the program and returns its result."""
         what = f"{self.who}: in_shardings"
-        shardings = _prefix(what, self._in_shardings, args)
+        shardings = check_prefix(what, self._in_shardings, args, "the arrays")
         for leaf, sharding in zip(jax.tree.leaves(args), shardings, strict=True):
             place = place_of(sharding, self.mesh, what)
             self._add(leaf, place, self._parts_of(leaf, place, what))
@@ -342,7 +348,7 @@ class Program:
     ) -> list[Place]:
         numbered = out_tree.unflatten(range(out_tree.num_leaves))
         places = []
-        for given in _prefix(f"{what}: out_shardings", shardings, numbered):
+        for given in check_prefix(f"{what}: out_shardings", shardings, numbered, "the arrays"):
             if isinstance(given, PartitionSpec):
                 places.append(place_on(ranks, given, self.mesh, f"{what}: out_shardings"))
             else:
@@ -397,7 +403,7 @@ class Program:
         ]
         known = [self._find(leaf, f"transfer: {text}") for text, leaf in named]
 
-        shardings = _prefix(f"{what}: out_shardings", out_shardings, tree)
+        shardings = check_prefix(f"{what}: out_shardings", out_shardings, tree, "the arrays")
         places = [place_of(s, self.mesh, f"{what}: out_shardings") for s in shardings]
         for (text, _), source, place in zip(named, known, places, strict=True):
             if set(source.place.ranks) == set(place.ranks):
@@ -515,24 +521,6 @@ class Program:
         at = value.place.ranks.index
         place = dataclasses.replace(place, parted=len(ranks) > 1)
         return self._add_parts([value.parts[at(rank)] for rank in ranks], place)
-
-
-def _prefix(what: str, given: Any, tree: Any) -> list[Any]:
-    """A sharding or spec for each leaf of a tree, from a pytree prefix of it."""
-
-    def is_leaf(x: Any) -> bool:
-        return x is None or isinstance(x, PartitionSpec | jax.sharding.Sharding)
-
-    try:
-        found: list[Any] = broadcast_prefix(given, tree, is_leaf=is_leaf)
-    except ValueError:
-        raise make_error(
-            "sharding",
-            f"{what}: expected a pytree prefix of the arrays\n"
-            f"  {what.rpartition(' ')[2]}: {tree_text(given)}\n"
-            f"  arrays: {tree_text(tree)}",
-        ) from None
-    return found
 
 
 def current_program(name: str) -> Program:

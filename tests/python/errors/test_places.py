@@ -71,7 +71,7 @@ MISTAKES: dict[str, tuple[Callable[[Any], Any], str]] = {
     ),
     "another tree": (
         lambda m: reshard(m, [np.ones(2)], [Sharding(m, [0], P())] * 2),
-        "expected shardings to be a pytree prefix of the arrays",
+        "shardings: expected a pytree prefix of the arrays",
     ),
     "no arrays to sum": (
         lambda m: jaxpp.cross_mpmd_all_reduce(),
