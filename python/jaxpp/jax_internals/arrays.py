@@ -20,6 +20,7 @@ __all__ = [
     "as_reduced",
     "broadcast_prefix",
     "explicit_sharding",
+    "is_cut_along",
     "jax_array",
     "keeps_its_sharding",
     "key_implementation",
@@ -100,6 +101,13 @@ def explicit_sharding(aval: Any, mesh: Mesh) -> NamedSharding | None:
     if sharding is None or sharding.mesh.empty or not sharding.mesh.are_all_axes_explicit:
         return None
     return NamedSharding(mesh, sharding.spec)
+
+
+# JAX 0.10.2, 0.11.2: the sharding of an array's type, as above.
+def is_cut_along(array: Any, axis: int) -> bool:
+    """Whether the type of an array says that explicit axes shard it along an axis."""
+    partitions = jax.typeof(array).sharding.spec.partitions
+    return -len(partitions) <= axis < len(partitions) and partitions[axis] is not None
 
 
 # JAX 0.10.2, 0.11.2: the unreduced axes in the sharding of an array's type.

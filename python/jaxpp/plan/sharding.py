@@ -29,7 +29,7 @@ from jaxpp.plan.evaluation import run_op
 from jaxpp.trace.front import FrontLoop, Graph
 from jaxpp.trace.gather import Gather
 
-__all__ = ["Specs", "StepShardings"]
+__all__ = ["Specs", "StepShardings", "check_spec"]
 
 
 @dataclasses.dataclass
@@ -395,7 +395,9 @@ class StepShardings:
             return [NamedSharding(mesh, specs[v]) if v in specs else None for v in values]
 
         def struct(value: int) -> jax.ShapeDtypeStruct:
-            return jax.ShapeDtypeStruct(graph.avals[value].shape, graph.avals[value].dtype)
+            aval = graph.avals[value]
+            typed = explicit_sharding(aval, mesh)
+            return jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=typed)
 
         jitted = jax.jit(
             run,

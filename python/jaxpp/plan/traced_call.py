@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
 from jax.extend.core import ClosedJaxpr
-from jax.sharding import AxisType, PartitionSpec
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jaxpp.errors import (
     check_arrays,
@@ -32,7 +32,7 @@ from jaxpp.plan.given import (
     spec_of_leaf,
     warn_of_pipeline_axis,
 )
-from jaxpp.plan.sharding import StepShardings
+from jaxpp.plan.sharding import StepShardings, check_spec
 from jaxpp.trace.boxes import Bounds
 from jaxpp.trace.call import Call, Options, Signature, Static, struct_of
 from jaxpp.trace.custom_calls import check_targets
@@ -52,6 +52,33 @@ _HOST_NOTE = (
 )
 
 
+def _asked_specs(call: Call, options: Options) -> tuple[list[Any], list[PartitionSpec | None]]:
+    """What the user gives for each leaf of the positional arguments, and the spec of each
+    argument's leaf: the given one, or that of the array."""
+    mesh, taken = options.mesh, broadcast(options.in_specs, call.args, "in_specs")
+    specs = [spec_of(t, "in_specs", mesh) for t in taken]
+    specs += [None] * (len(call.leaves) - len(taken))  # keyword arguments
+    pairs = zip(specs, call.leaves, strict=True)
+    return taken, [spec_of_leaf(mesh, leaf) if s is None else s for s, leaf in pairs]
+
+
+def _argument_types(
+    signature: Signature, call: Call, options: Options
+) -> Iterator[jax.ShapeDtypeStruct]:
+    """The types of a step's arguments, which on explicit axes contain their shardings, as
+    under `jax.jit`."""
+    mesh, structs = options.mesh.lowering_mesh(), map(struct_of, call.leaves)
+    if options.written or any(t is not AxisType.Explicit for t in mesh.axis_types):
+        yield from structs
+        return
+    names, _ = signature.describe(call)
+    _, specs = _asked_specs(call, options)
+    for struct, given, name in zip(structs, specs, names, strict=True):
+        spec = PartitionSpec() if given is None else given
+        check_spec(spec, struct, mesh, f"in_specs of {name}")
+        yield struct.update(sharding=NamedSharding(mesh, spec))
+
+
 def trace_function(
     fun: Callable[..., Any], signature: Signature, call: Call, options: Options
 ) -> Any:
@@ -68,7 +95,7 @@ def trace_function(
         return outs
 
     signature.name_after(flat_fun, fun, call)
-    structs = [struct_of(leaf) for leaf in call.leaves]
+    structs = list(_argument_types(signature, call, options))
     with options.mesh.tracing_context():
         try:
             closed = jax.make_jaxpr(flat_fun)(*structs)
@@ -262,19 +289,13 @@ def trace_call(
 ) -> TracedCall:
     mesh = options.mesh
     names, donated = signature.describe(call)
-    taken = broadcast(options.in_specs, call.args, "in_specs")
+    taken, in_specs = _asked_specs(call, options)
     warn_of_pipeline_axis(taken, "in_specs", names, mesh, definition_line(fun))
-    in_specs = [spec_of(t, "in_specs", mesh) for t in taken]
     unknown = len(call.leaves) - len(taken)  # keyword arguments
-    in_specs += [None] * unknown
     asked = [*memories_of(taken, "in_specs", names), *[None] * unknown]
     in_memories = [
         memory or memory_of(getattr(leaf, "sharding", None), f"argument {name}")
         for memory, name, leaf in zip(asked, names, call.leaves, strict=True)
-    ]
-    in_specs = [
-        spec_of_leaf(mesh, leaf) if spec is None else spec
-        for spec, leaf in zip(in_specs, call.leaves, strict=True)
     ]
     closed, out_tree = trace_function(fun, signature, call, options)
     warn_of_marks_without_loop(closed.jaxpr)

@@ -23,7 +23,7 @@ from jaxpp.errors import (
     tree_text,
     warn,
 )
-from jaxpp.jax_internals.arrays import as_addend, broadcast_prefix
+from jaxpp.jax_internals.arrays import as_addend, broadcast_prefix, is_cut_along
 from jaxpp.jax_internals.context import is_of_a_closed_trace, is_tracing
 from jaxpp.jax_internals.jaxprs import (
     discharged,
@@ -435,6 +435,13 @@ def _microbatch_count(xs: Any, axis: int) -> int:
         inside = -len(shape) <= axis < len(shape)
         name = "xs" + jax.tree_util.keystr(path)
         sizes[f"{name} {shape}"] = shape[axis] if inside else None
+        if inside and is_cut_along(leaf, axis):
+            raise make_error(
+                "microbatch",
+                f"treduce at {here()}: expected whole arrays along axis {axis}, the microbatch "
+                f"axis, found {name} of type {jax.typeof(leaf)}. Shard the examples of a "
+                "microbatch instead, as in P(None, 'data')",
+            )
     if len(set(sizes.values())) == 1 and None not in sizes.values():
         (length,) = set(sizes.values())
         if length:

@@ -66,10 +66,12 @@ def assert_same_as_plain(
     mesh: jaxpp.MpmdMesh,
     schedule: Any = jaxpp.Std1F1B,
     before: Callable[[Any], Any] = lambda w: w,
+    spec: Any = None,
     **options: Any,
 ) -> Any:
     """Asserts that the sums of `of_microbatch(weights, x, mark)` over the microbatches equal
-    those of plain JAX on one rank's mesh, on all devices. Returns the compiled step."""
+    those of plain JAX on one rank's mesh, on all devices. `spec`: that of the weights. Returns
+    the compiled step."""
     xs = np.stack(arrays(MICROBATCHES, WIDTH, WIDTH))
 
     def step(weights: Any, xs: Any) -> Any:
@@ -77,14 +79,19 @@ def assert_same_as_plain(
         one = functools.partial(of_microbatch, weights, mark=jaxpp.mark_stage_end)
         return whole(jaxpp.treduce(one, xs, schedule(mesh.mpmd_dim), operation=jaxpp.Add))
 
-    run = jaxpp.mpmd_jit_with_loop(step, mesh, in_specs=(None, P(None, "data")), **options)
+    run = jaxpp.mpmd_jit_with_loop(step, mesh, in_specs=(spec, P(None, "data")), **options)
     compiled = run.compile(weights, xs)
     found = compiled(weights, xs)
     rank_mesh = mesh.unstack[0]
     with jax.set_mesh(rank_mesh):
         plain = jax.jit(lambda w, x: whole(of_microbatch(before(w), x, mark=no_mark)))
-        on_rank = jax.device_put((weights, xs), NamedSharding(rank_mesh, P()))
-        each = [jax.device_get(plain(on_rank[0], x)) for x in on_rank[1]]
+        weights = jax.device_put(weights, NamedSharding(rank_mesh, spec or P()))
+        each = [
+            jax.device_get(
+                plain(weights, jax.device_put(x, NamedSharding(rank_mesh, P("data"))))
+            )
+            for x in xs
+        ]
     assert_equal(found, jax.tree.map(lambda *values: sum(values), *each), 2e-5)
     assert_copies_equal(found, "result")
     return compiled
@@ -172,6 +179,55 @@ def test_gradients_without_a_mark(mesh: str, once: bool) -> None:
         reduce_once=once,
     )
     assert (compiled.cost_summary().collectives[0].task == "after_loop_0_0") == once
+
+
+# --- Arguments ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("spec", [None, P("data"), P(reduced={"data"})], ids=str)
+@pytest.mark.parametrize("mesh", ["1 x (data 2)", "2 x (data 2)", "2 x (data 2, model 2)"])
+def test_types_of_arguments_have_their_shardings(mesh: str, spec: Any) -> None:
+    """The batch of a device stays on it, although the step has no reshard."""
+
+    def loss(weights: Any, x: Any, mark: Any) -> Any:
+        assert jax.typeof(x).sharding.spec == P("data", None)
+        for w in weights:
+            x = mark(jnp.tanh(x @ w))
+            assert jax.typeof(x).sharding.spec == P("data", None)
+        return jnp.sum(x**2)
+
+    typed = P() if spec is None else spec
+    compiled = assert_same_as_plain(
+        jax.grad(loss),
+        arrays(MESHES[mesh][0], WIDTH, WIDTH),
+        explicit_mesh(mesh),
+        before=lambda ws: jax.tree.map(lambda w: jax.reshard(w, typed), ws),
+        spec=spec,
+    )
+    found = compiled.cost_summary().collectives
+    whole_batch = WIDTH * WIDTH * 4
+    gathered = [c for c in found if c.kind == "all-gather" and c.bytes >= whole_batch]
+    assert bool(gathered) == (spec == P("data"))  # the weights
+    if spec is not None and spec.reduced:
+        assert not [c for c in found if c.task.startswith("bwd")]
+
+
+@pytest.mark.parametrize(
+    ("spec", "match"),
+    [
+        (P("data"), r"treduce at .*: expected whole arrays along axis 0.*found xs of type"),
+        (P("modle"), r"in_specs of xs: .*names axis 'modle'; expected one of"),
+        (P(None, None, None, "data"), r"in_specs of xs: .*has 4 entries; expected at most 3"),
+    ],
+    ids=str,
+)
+def test_specs_of_arguments_that_do_not_fit(spec: Any, match: str) -> None:
+    def step(xs: Any) -> Any:
+        return jaxpp.treduce(jnp.sum, xs, jaxpp.Std1F1B(1), operation=jaxpp.Add)
+
+    run = jaxpp.mpmd_jit_with_loop(step, explicit_mesh("1 x (data 2)"), in_specs=spec)
+    with pytest.raises(jaxpp.JaxppError, match=match):
+        run(np.stack(arrays(MICROBATCHES, WIDTH, WIDTH)))
 
 
 # --- Other sums -----------------------------------------------------------------------------
