@@ -85,6 +85,10 @@ def train_pipelined(folder: pathlib.Path, ranks: int, devices: int, *keys: str) 
         pytest.param(2, 1, LLAMA, 2, id="two stages a rank"),
         pytest.param(2, 2, [*LLAMA, "ici_fsdp_parallelism=2"], 1, id="fsdp"),
         pytest.param(
+            *(2, 2, [*LLAMA, "ici_fsdp_parallelism=2", "shard_mode=explicit"], 1),
+            id="explicit axes",
+        ),
+        pytest.param(
             *(2, 2, [*LLAMA, "ici_fsdp_parallelism=1", "ici_tensor_parallelism=2"], 1),
             id="tensor",
         ),
