@@ -10,12 +10,14 @@ import jax.numpy as jnp
 from jax._src import core as jax_core
 from jax._src import dtypes as jax_dtypes
 from jax._src import pjit
+from jax._src.core import ShardingTypeError
 from jax._src.interpreters import mlir, pxla
 from jax._src.numpy import array_methods
 from jax._src.tree_util import broadcast_prefix
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 __all__ = [
+    "ShardingTypeError",
     "as_addend",
     "as_reduced",
     "broadcast_prefix",
@@ -26,6 +28,7 @@ __all__ = [
     "key_implementation",
     "node_of_tree",
     "on_one_mesh",
+    "sharded_like",
     "tree_of_node",
     "unreduced_axes",
     "wrap_keys",
@@ -101,6 +104,15 @@ def explicit_sharding(aval: Any, mesh: Mesh) -> NamedSharding | None:
     if sharding is None or sharding.mesh.empty or not sharding.mesh.are_all_axes_explicit:
         return None
     return NamedSharding(mesh, sharding.spec)
+
+
+# JAX 0.10.2, 0.11.2: the sharding of an array's type, as above.
+def sharded_like(array: jax.Array, aval: Any) -> jax.Array:
+    """The array with the sharding in the type of a value, if axes are explicit."""
+    sharding = aval.sharding
+    if sharding.mesh.empty or jax.typeof(array).sharding == sharding:
+        return array
+    return jax.reshard(array, sharding)
 
 
 # JAX 0.10.2, 0.11.2: the sharding of an array's type, as above.

@@ -16,10 +16,11 @@ from jaxpp.errors import (
     definition_line,
     make_error,
     shorten,
+    warn,
     where_raised,
     without_partials,
 )
-from jaxpp.jax_internals.arrays import broadcast_prefix
+from jaxpp.jax_internals.arrays import ShardingTypeError, broadcast_prefix
 from jaxpp.jax_internals.jaxprs import discharged, drop_unused
 from jaxpp.mesh import MpmdMesh, MpmdSharding, memory_of
 from jaxpp.plan.advice import warn_of_unparted
@@ -195,22 +196,25 @@ def _shards(spec: PartitionSpec | None, axis: int) -> bool:
     return spec is not None and any(p is not None for p in spec.partitions[axis : axis + 1])
 
 
-def _may_part(mesh: MpmdMesh) -> bool:
-    explicit = any(t is AxisType.Explicit for t in mesh.lowering_mesh().axis_types)
-    return mesh.mpmd_dim > 1 and not explicit
-
-
 def _with_split_leaves(traced_call: TracedCall) -> TracedCall:
     """The step with leaves that hold the weights of several stages split into parts."""
-    if not _may_part(traced_call.mesh):
+    if traced_call.mesh.mpmd_dim == 1:
         return traced_call
-    with traced_call.mesh.tracing_context():
-        specs = traced_call.in_specs
-        found, unparted = part_step(
-            traced_call.closed,
-            lambda k, axis: not _shards(specs[k], axis),
-            traced_call.next_args(),
+    specs = traced_call.in_specs
+    try:
+        with traced_call.mesh.tracing_context():
+            found, unparted = part_step(
+                traced_call.closed,
+                lambda k, axis: not _shards(specs[k], axis),
+                traced_call.next_args(),
+            )
+    except ShardingTypeError as error:
+        warn(
+            f"step {traced_call.name}: each rank holds all rows of the arrays of which several "
+            "stages each read some, because on explicit axes the parts have no common "
+            f"sharding: {shorten(str(error), 300)[1:-1]}"
         )
+        return traced_call
     avals = [v.aval for v in traced_call.closed.jaxpr.invars]
     warn_of_unparted(
         [(traced_call.arg_names[k], avals[k], line) for k, line in unparted.items()]
@@ -256,7 +260,7 @@ def _bounds_of(given: Any, shape: tuple[int, ...]) -> Bounds | None:
 def _with_split_results(traced_call: TracedCall, given: Sequence[Any]) -> TracedCall:
     """The step with results split into parts if the user wants each rank to hold only its
     own rows."""
-    if not _may_part(traced_call.mesh):
+    if traced_call.mesh.mpmd_dim == 1:
         return traced_call
     parts = parts_of_leaves(traced_call.result_bounds)
     numbers = zip(given, traced_call.result_bounds, parts, strict=True)

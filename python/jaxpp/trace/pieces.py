@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxpp.jax_internals.arrays import key_implementation, wrap_keys
+from jaxpp.jax_internals.arrays import key_implementation, sharded_like, wrap_keys
 from jaxpp.trace.boxes import (
     Box,
     atoms,
@@ -162,7 +162,7 @@ class Parted:
 
     def within(self, box: Box) -> Any:
         pieces = [inside for p in self.pieces if (inside := p.within(box))]
-        return _assembled(pieces, sizes(box), self.aval.dtype)
+        return sharded_like(_assembled(pieces, sizes(box), self.aval.dtype), self.aval)
 
     @functools.cached_property
     def whole(self) -> Any:

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 from jax.extend.core import JaxprEqn
 
+from jaxpp.jax_internals.context import context_mesh
 from jaxpp.jax_internals.jaxprs import bind
 
 __all__ = [
@@ -67,6 +68,9 @@ def _fold_in_numpy(eqn: JaxprEqn, operands: Sequence[Any]) -> np.ndarray | None:
     return np.broadcast_to(found, aval.shape).astype(aval.dtype)
 
 
+_SHARDINGS = {"sharding", "out_sharding"}  # parameters of equations
+
+
 def fold(eqn: JaxprEqn, operands: Sequence[Any], in_numpy: bool = False) -> list[Any] | None:
     """Evaluates an equation on small known integers; None if that is not possible.
 
@@ -91,8 +95,10 @@ def fold(eqn: JaxprEqn, operands: Sequence[Any], in_numpy: bool = False) -> list
     found = _fold_in_numpy(eqn, known) if in_numpy else None
     if found is not None:
         return [found]
-    with jax.ensure_compile_time_eval():
-        return bind(eqn.primitive, eqn.params, operands)
+    # Known integers are on no mesh, whatever the equation says.
+    params = {**eqn.params, **dict.fromkeys(_SHARDINGS & eqn.params.keys())}
+    with context_mesh(None), jax.ensure_compile_time_eval():
+        return bind(eqn.primitive, params, operands)
 
 
 # --- Taking and placing -----------------------------------------------------------------

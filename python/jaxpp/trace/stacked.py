@@ -24,6 +24,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 from jax.sharding import Sharding
 
 from jaxpp import _core
+from jaxpp.jax_internals.arrays import sharded_like
 from jaxpp.jax_internals.jaxprs import (
     bind,
     continued,
@@ -254,7 +255,8 @@ class _Evaluator:
         if jnp.shape(value) == ():
             return value
         if id(value) in self.scalars:
-            return jnp.broadcast_to(self.scalars[id(value)], sizes(box))
+            part = jnp.broadcast_to(self.scalars[id(value)], sizes(box))
+            return sharded_like(part, jax.typeof(value))
         self.wanted |= self.tags.get(id(value), frozenset())
         return Piece(whole_box(value.shape), value).cut(box, box).array
 
@@ -336,7 +338,7 @@ class _Evaluator:
         if any(common_box(a, b) for a, b in itertools.combinations(found, 2)):
             return self.bind(eqn, [self.as_whole(value)])[0]
         if not found:
-            return jnp.zeros(aval.shape, aval.dtype)
+            return sharded_like(jnp.zeros(aval.shape, aval.dtype), aval)
         return self.made(value.of((Piece(b, a) for b, a in found.items()), aval))
 
     def barrier(self, operands: list[Any]) -> list[Any]:
@@ -474,8 +476,11 @@ def _by_layout(arrays: Sequence[Any], layouts: Sequence[Any]) -> list[Any]:
     return _flatten(layouts)[1](arrays)
 
 
-def _struct(aval: Any) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
+def _struct(aval: Any, shape: Sequence[int] | None = None) -> jax.ShapeDtypeStruct:
+    """The type of a value, or of a part of it with this shape."""
+    sharding = None if aval.sharding.mesh.empty else aval.sharding
+    shape = aval.shape if shape is None else shape
+    return jax.ShapeDtypeStruct(shape, aval.dtype, weak_type=aval.weak_type, sharding=sharding)
 
 
 def _arrays_of(value: Any) -> list[Any]:
@@ -571,7 +576,7 @@ def _evaluate(
             continue
         for begin, end in bounds.ranges():
             shape = bounds.resized(v.aval.shape, end - begin)
-            structs.append(jax.ShapeDtypeStruct(shape, v.aval.dtype))
+            structs.append(_struct(v.aval, shape))
     results: list[Bounds | None] = []
 
     def is_whole_next(result: int) -> bool:

@@ -212,6 +212,23 @@ def test_types_of_arguments_have_their_shardings(mesh: str, spec: Any) -> None:
         assert not [c for c in found if c.task.startswith("bwd")]
 
 
+@pytest.mark.parametrize("spec", [P(), P(None, "data")], ids=str)
+@pytest.mark.parametrize("mesh", ["2 x (data 2)", "2 x (data 2, model 2)", "4 x (data 2)"])
+@pytest.mark.parametrize("stage", ["layers", "scan"])
+def test_stacked_weights_stay_with_their_stages(stage: str, mesh: str, spec: Any) -> None:
+    ranks = MESHES[mesh][0]
+
+    def loss(w: Any, x: Any, mark: Any) -> Any:
+        for k in range(ranks):
+            x = mark(STAGES[stage](x, w[2 * k : 2 * k + 2]))
+        return jnp.sum(x**2)
+
+    weights = np.stack(arrays(2 * ranks, WIDTH, WIDTH))
+    compiled = assert_same_as_plain(jax.grad(loss), weights, explicit_mesh(mesh), spec=spec)
+    parts = compiled.in_shardings[0][0]
+    assert parts.spec[0] == "stage"
+
+
 @pytest.mark.parametrize(
     ("spec", "match"),
     [
