@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax._src import api as jax_api
 from jax._src import core as jax_core
 from jax._src import dtypes as jax_dtypes
 from jax._src import pjit
@@ -41,7 +42,8 @@ __all__ = [
 # dtypes.register_canonicalize_value_handler, pxla.shard_arg_handlers and shard_args,
 # mlir.register_constant_handler and get_constant_handler; pjit.convert_to_metaty, which reads
 # the shardings of a jit's arguments, and create_meta_ty; `_committed`, which pins an array to
-# its devices; the `_impl` and `_base_array` of PRNG keys.
+# its devices; the `_impl` and `_base_array` of PRNG keys; api._device_get, which
+# jax.device_get calls for each leaf, and which takes keys apart by their class.
 def jax_array(cls: Any) -> Any:
     """Registers a class as a subclass of `jax.Array` that JAX's functions accept.
 
@@ -61,6 +63,14 @@ def jax_array(cls: Any) -> Any:
         return convert(array)
 
     pjit.convert_to_metaty = type_in_jit
+    get = jax_api._device_get
+
+    def get_from_device(leaf: Any) -> Any:
+        if type(leaf) is cls and key_implementation(leaf.dtype):
+            return get(leaf._for_jax())
+        return get(leaf)
+
+    jax_api._device_get = get_from_device
 
     def upload(arrays: Any, shardings: Any, layouts: Any, copy_semantics: Any) -> Any:
         contents = [array._for_jax() for array in arrays]

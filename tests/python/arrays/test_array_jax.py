@@ -170,6 +170,7 @@ FUNCTIONS: dict[str, Callable[[Any], Any]] = {
 }
 
 KEYS: dict[str, Callable[[Any], Any]] = {
+    "device_get": jax.device_get,
     "key_data": jax.random.key_data,
     "key_impl": lambda k: str(jax.random.key_impl(k)),
     "split": lambda k: jax.random.split(k[0]),
