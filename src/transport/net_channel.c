@@ -218,13 +218,25 @@ static const char* check_abort(const jpp_packet_t* packet, const char* text) {
   return NULL;
 }
 
+// Whether a message begins with the process that failed, as in "process 2 has failed".
+static bool names_a_process(const char* text) {
+  static const char kWord[] = "process ";
+  return !strncmp(text, kWord, sizeof(kWord) - 1) &&
+         strspn(text + sizeof(kWord) - 1, "0123456789") > 0;
+}
+
+// A peer that only passes on the failure of another process, or that the job says has
+// failed, is not named again.
 static jpp_status_t* status_of_abort(const jpp_net_peer_t* peer,
                                      const jpp_packet_t* packet, const char* text) {
   jpp_str_t words = {0};
   if (packet->size) jpp_str_append_utf8(&words, text, packet->size);
-  jpp_status_t* status =
-      jpp_status_make((jpp_status_code_t)packet->number, "process %u at %s: %s",
-                      peer->process, peer->name, words.data ? words.data : "aborted");
+  const char* message = words.data ? words.data : "aborted";
+  jpp_status_code_t code = (jpp_status_code_t)packet->number;
+  jpp_status_t* status = names_a_process(message)
+                             ? jpp_status_make(code, "%s", message)
+                             : jpp_status_make(code, "process %u at %s: %s",
+                                               peer->process, peer->name, message);
   jpp_str_deinit(&words);
   return status;
 }

@@ -140,6 +140,21 @@ static void test_abort_reaches_the_other_process_with_its_name(void** state) {
   pair_close(&pair);
 }
 
+static void test_a_failed_process_is_named_once(void** state) {
+  static const char kText[] = "process 2 at 10.0.0.2 has failed: out of data";
+  pair_t pair;
+  bool done = false;
+  pair_open(&pair, *state, 1, 1, 16);
+  abort_with(pair.in, kText);
+  PAIR_WAIT(&pair, jpp_channel_credits(pair.out) != 0);
+  jpp_status_t* status = NULL;
+  PAIR_WAIT(&pair, (status = jpp_channel_try_send_bytes(pair.out, 1, NULL, 0, NULL,
+                                                        &done)) != NULL);
+  assert_string_equal(jpp_status_message(status), kText);
+  jpp_status_free(status);
+  pair_close(&pair);
+}
+
 static void test_abort_of_a_full_channel_does_not_wait(void** state) {
   pair_t pair;
   bool done = false;
@@ -371,6 +386,7 @@ static const struct CMUnitTest kTests[] = {
     cmocka_unit_test(test_address_of_another_token_or_process_is_refused),
     cmocka_unit_test(test_channel_needs_a_connection_and_an_end_here),
     cmocka_unit_test(test_abort_reaches_the_other_process_with_its_name),
+    cmocka_unit_test(test_a_failed_process_is_named_once),
     cmocka_unit_test(test_abort_of_a_full_channel_does_not_wait),
     cmocka_unit_test(test_reset_drops_what_is_under_way),
     cmocka_unit_test(test_abort_from_a_third_thread_ends_a_waiting_receiver),
