@@ -12,6 +12,7 @@ import contextlib
 import functools
 import json
 import os
+import re
 import secrets
 import socket
 import sys
@@ -40,6 +41,8 @@ __all__ = ["own_address", "watch_job"]
 
 _KEY = "jaxpp/job/"  # the address of process 0
 _ENDED = "jaxpp/ended/"  # processes that ended before the address was known
+# The name of the process in which a step failed, in the error that the others raise.
+_ANOTHER_PROCESS = re.compile(r"process \d+ at ")
 _JOIN_S = 2
 _LOOK_S = 0.5
 _STOP_S = 10
@@ -192,8 +195,10 @@ def _tell_of_failure() -> None:
     if not _is_failing():
         return
     error = sys.last_value
-    own = not (isinstance(error, JaxppError) and error.code == "peer")
     text = str(error)
+    own = not isinstance(error, JaxppError) or not (
+        error.code == "peer" or _ANOTHER_PROCESS.search(text)
+    )
     if own:
         text = traceback.format_exception_only(error)[0].partition("\n")[0]
     if in_a_job() and _watcher.cache_info().currsize:

@@ -113,9 +113,9 @@ def together(command: str, tmp_path_factory: pytest.TempPathFactory) -> Together
     return run
 
 
-def error_of(lines: list[str]) -> str:
-    """The message of the only JaxppError in a process' output."""
-    errors = [line for line in lines if re.match(r"jaxpp\.Jaxpp\w*Error: ", line)]
+def error_of(lines: list[str], kind: str = r"Jaxpp\w*Error") -> str:
+    """The message of the only JaxppError, or error of that kind, in a process' output."""
+    errors = [line for line in lines if re.match(rf"jaxpp\.{kind}: ", line)]
     assert len(errors) == 1, lines
     return errors[0].partition(": ")[2]
 
@@ -321,6 +321,13 @@ def test_an_exception_in_one_process_ends_all(launch: Launch) -> None:
     assert result == 1, own
     assert "ValueError: of the user" in lines[1]
     assert "process 1 at 127.0.0.1" in error_of(lines[0])
+
+
+def test_the_launcher_names_the_process_whose_task_failed(launch: Launch) -> None:
+    result, lines, own = launch(2, 1, "raising_late")
+    assert result == 1, lines
+    assert own.startswith("jaxpp launch: process 0 (pid ")
+    assert "from rank 0: process 0 at 127.0.0.1 (host " in error_of(lines[1], "NanError")
 
 
 def test_an_exception_before_the_first_step_ends_all(launch: Launch) -> None:

@@ -276,6 +276,17 @@ def training_all() -> None:
             say("training as", os.getpid())
 
 
+def raising_late() -> None:
+    """A task of process 0 fails, which the others report before process 0 does."""
+    jax.config.update("jax_debug_nans", True)
+    step, weights, xs = two_stages()
+    try:
+        step(weights, xs * np.nan)
+    except FloatingPointError:
+        time.sleep(2 if jax.process_index() == 0 else 0)
+        raise
+
+
 def raising_early() -> None:
     """Process 1 raises before its first step, while the others wait for it."""
     step, weights, xs = two_stages()
@@ -454,6 +465,7 @@ JOBS: dict[str, Callable[[], None]] = {
             hanging,
             slow_task,
             raising,
+            raising_late,
             raising_early,
             training,
             training_all,
