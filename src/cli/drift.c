@@ -54,19 +54,27 @@ static int by_name(const void* a, const void* b) {
   return order ? order : (x > y) - (x < y);
 }
 
-// Adds up the parts of each task; of several spans with the same name only the first one
-// counts.
+static jpp_status_t* refuse_second_run(const jpp_span_t* span) {
+  return jpp_status_make(JPP_INVALID_ARGUMENT,
+                         "rank %u runs %s twice; expected the trace of one step, as "
+                         "trace_json() returns it without steps=",
+                         span->rank, span->name);
+}
+
+// Adds up the parts of each task; if several ranks run it, the first one counts.
 static jpp_status_t* add_parts(const jpp_spans_t* trace, task_times_t* times) {
+  jpp_status_t* status = NULL;
   const jpp_span_t** index = NULL;
   JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(trace->count, &times->data));
   JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(trace->count, &index));
   for (size_t i = 0; i < trace->count; ++i) index[i] = &trace->spans[i];
   qsort((void*)index, trace->count, sizeof(*index), by_name);
-  for (size_t i = 0; i < trace->count; ++i) {
+  for (size_t i = 0; i < trace->count && !status; ++i) {
     const jpp_span_t* span = index[i];
     task_time_t* last = times->count ? &times->data[times->count - 1] : NULL;
-    if (i && !strcmp(index[i - 1]->name, span->name)) continue;
-    if (last && !compare_tasks(last->name, span->name)) {
+    if (i && !strcmp(index[i - 1]->name, span->name)) {
+      if (index[i - 1]->rank == span->rank) status = refuse_second_run(span);
+    } else if (last && !compare_tasks(last->name, span->name)) {
       last->duration += duration_of(span);
     } else {
       times->data[times->count++] = (task_time_t){
@@ -74,7 +82,7 @@ static jpp_status_t* add_parts(const jpp_spans_t* trace, task_times_t* times) {
     }
   }
   jpp_free((void*)index);
-  return NULL;
+  return status;
 }
 
 static int compare_name(const void* name, const void* time) {
@@ -171,8 +179,12 @@ jpp_status_t* jpp_cli_drift(const jpp_cli_options_t* options, jpp_str_t* out) {
   if (!status) {
     status = jpp_cli_read_traces(files + 1, options->num_words - 1, &measured);
   }
-  if (!status) status = add_parts(predicted, &predicted_times);
-  if (!status) status = add_parts(measured, &measured_times);
+  if (!status) {
+    status = jpp_status_annotate(add_parts(predicted, &predicted_times), "PREDICTED");
+  }
+  if (!status) {
+    status = jpp_status_annotate(add_parts(measured, &measured_times), "MEASURED");
+  }
   if (!status) status = match_names(&predicted_times, &measured_times, &pairs);
   if (!status) {
     double before = predicted->end - predicted->begin;

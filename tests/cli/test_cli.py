@@ -445,6 +445,16 @@ class CliTest(CommandTest):
         self.assertIn("... and 936 more ranks", done.stdout)
         self.assertLess(len(done.stdout), 10000)
 
+    def test_drift_takes_one_step(self) -> None:
+        event = {"ph": "X", "name": "fwd_0__0", "tid": 1, "ts": 0, "dur": 1}
+        with tempfile.TemporaryDirectory() as folder:
+            one, two = pathlib.Path(folder, "one.json"), pathlib.Path(folder, "two.json")
+            one.write_text(json.dumps({"traceEvents": [event, event | {"tid": 0}]}))
+            two.write_text(json.dumps({"traceEvents": [event, event | {"ts": 5}]}))
+            self.assertIn("1 of 1 predicted", run("drift", str(one), str(one)).stdout)
+            reason = "MEASURED: rank 1 runs fwd_0__0 twice; expected the trace of one step"
+            self.assert_refused(2, reason, "drift", str(one), str(two))
+
     def test_groups_and_what_is_missing(self) -> None:
         for words in [["schedule"], ["schedule", "--help"], ["schedule", "-h"]]:
             done = run(*words)
