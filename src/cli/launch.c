@@ -392,13 +392,26 @@ static jpp_status_t* check_nodes(const jpp_cli_options_t* options, uint32_t coun
   return options->coordinator ? check_coordinator(options->coordinator) : NULL;
 }
 
+// Reads the variables that the processes will read: one with a wrong JPP_GRACE could only
+// warn that it cannot detect failures.
+static jpp_status_t* read_timeouts(uint32_t* out_silence_ms) {
+  static const jpp_option_t kOthers[] = {JPP_OPTION_GRACE, JPP_OPTION_STALL_TIMEOUT,
+                                         JPP_OPTION_STEP_TIMEOUT};
+  uint32_t ms = 0;
+  for (size_t i = 0; i < sizeof(kOthers) / sizeof(*kOthers); ++i) {
+    JPP_RETURN_IF_ERROR(jpp_option_get_ms(kOthers[i], &ms));
+  }
+  JPP_RETURN_IF_ERROR(jpp_option_get_ms(JPP_OPTION_PEER_TIMEOUT, &ms));
+  *out_silence_ms = ms ? ms : kSilenceMs;
+  return NULL;
+}
+
 jpp_status_t* jpp_cli_launch(const jpp_cli_options_t* options, jpp_str_t* out) {
   (void)out;
   launch_job_t job = {.options = options,
                       .count = options->processes ? options->processes : 1};
   JPP_RETURN_IF_ERROR(check_nodes(options, job.count));
-  JPP_RETURN_IF_ERROR(jpp_option_get_ms(JPP_OPTION_PEER_TIMEOUT, &job.silence_ms));
-  if (!job.silence_ms) job.silence_ms = kSilenceMs;
+  JPP_RETURN_IF_ERROR(read_timeouts(&job.silence_ms));
   job.first = options->node * job.count;
   job.total = (options->nodes ? options->nodes : 1) * job.count;
   jpp_status_t* status = run_job(&job);

@@ -393,6 +393,12 @@ class LaunchTest(CommandTest):
             run("launch", "--restarts", "1", "--", "sh", "-c", script).returncode, 1
         )
 
+    def test_launch_refuses_timeouts_that_processes_would_refuse(self) -> None:
+        for name in ["PEER_TIMEOUT", "GRACE", "STALL_TIMEOUT", "STEP_TIMEOUT"]:
+            done = run("launch", "--", "true", env={f"JPP_{name}": "soon"})
+            self.assertEqual(done.returncode, 2)
+            self.assertIn(f"error: JPP_{name}='soon': expected seconds", done.stderr)
+
     def test_launch_refuses(self) -> None:
         self.assert_refused(2, "expected -- COMMAND", "launch")
         self.assert_refused(2, "expected -- COMMAND", "launch", "-n", "2", "--")
