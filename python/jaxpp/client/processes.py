@@ -56,7 +56,7 @@ def _key_of(process: int, key: str) -> bytes:
         "peer",
         f"process {process} did not create the step that process {jax.process_index()} "
         f"creates within {_TIMEOUT_MS / 1000:g} seconds; expected every process to call the "
-        "same steps in the same order",
+        "same steps in the same order, with arguments of the same shapes and dtypes",
     )
 
 
@@ -142,6 +142,10 @@ def make_network(
     """This process's endpoint of an unconnected network, of the driver in JPP_TRANSPORT."""
     _name_ucx()
     driver = _core.option("JPP_TRANSPORT") or "ucx"
+    if driver not in ("ucx", "nccl"):
+        raise make_error(
+            "invalid-argument", f"JPP_TRANSPORT={driver!r}: expected ucx or nccl"
+        )
     if driver == "nccl" and devices.platform != "cuda":
         raise make_error(
             "unsupported",

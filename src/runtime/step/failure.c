@@ -211,8 +211,8 @@ jpp_status_t* jpp__failure_stalled(jpp_runtime_t* runtime) {
   jpp_status_t* status = jpp_status_make(
       JPP_PEER_ERROR,
       "other processes have sent nothing for %g s (JPP_STALL_TIMEOUT): %s; expected "
-      "all processes to call the same steps: one has stopped, hangs, or is busy "
-      "elsewhere",
+      "all processes to call the same steps, with arguments of the same shapes and "
+      "dtypes: one has stopped, hangs, or is busy elsewhere",
       (double)runtime->stall_timeout_ms / 1000, text);
   jpp_free(text);
   return status;

@@ -286,6 +286,13 @@ def test_nccl_is_for_cuda(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> No
         )
 
 
+def test_an_unknown_transport(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JPP_TRANSPORT", "tcp")
+    result, lines, _ = launch(2, 1, "training")
+    assert result == 1
+    assert error_of(lines[0]) == "JPP_TRANSPORT='tcp': expected ucx or nccl"
+
+
 @pytest.mark.soak
 def test_a_stopped_process_ends_all(
     launch: Launch, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path, command: str
