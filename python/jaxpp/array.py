@@ -43,7 +43,7 @@ class MpmdShard:
     device: jax.Device
     index: tuple[slice, ...]
     replica_id: int  # numbers the copies of the same elements
-    _read: Callable[[], jax.Array] | None
+    _read: Callable[[], jax.Array] | None = dataclasses.field(repr=False)
 
     @property
     def data(self) -> jax.Array | None:

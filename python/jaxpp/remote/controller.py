@@ -143,7 +143,11 @@ class Workers:
     def shutdown(self) -> None:
         """Ends the workers. Arrays and steps of the mesh become unusable."""
         if self.broken is None:
-            self.broken = Failure("mesh", "the workers of this mesh were shut down")
+            self.broken = Failure(
+                "peer",
+                "the workers of this mesh were shut down; create the mesh again and continue "
+                "from a checkpoint",
+            )
         self._cluster.end()
 
     def devices(self, plugin: str | None) -> StepDevices:

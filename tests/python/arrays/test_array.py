@@ -73,6 +73,9 @@ def test_printing(matrix: MpmdArray, scalar: MpmdArray) -> None:
     assert str(scalar) == f"{scalar}" == "2.5"
     assert f"loss {scalar:.3f}" == "loss 2.500"
     assert f"{scalar:>8}" == "     2.5"
+    shard = matrix.addressable_shards[0]
+    fields = f"device={shard.device!r}, index={shard.index!r}, replica_id=0"
+    assert repr(shard) == f"MpmdShard({fields})"
 
 
 def test_what_prints_as_where_it_lies() -> None:

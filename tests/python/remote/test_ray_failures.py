@@ -216,6 +216,21 @@ def test_a_worker_that_is_gone_ends_the_mesh(
     await_end(processes_of(mesh))
 
 
+def test_arrays_of_a_mesh_that_was_shut_down(ray_cluster: None) -> None:
+    mesh = make(2, 1)
+    state, loss = two_stages(mesh)(weights(), batch())
+    jax.block_until_ready(state)
+    mesh.shutdown()
+    told = (
+        "the workers of this mesh were shut down; create the mesh again and continue from a "
+        "checkpoint"
+    )
+    step = two_stages(mesh_of(2, {}))
+    for use in lambda: step(state, batch()), lambda: float(loss):
+        with pytest.raises(jaxpp.JaxppError, match=f"^{told}$"):
+            use()
+
+
 def test_workers_end_when_nothing_refers_to_the_mesh(ray_cluster: None) -> None:
     mesh = make(2, 1)
     step, state = two_stages(mesh), weights()
