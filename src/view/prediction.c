@@ -82,7 +82,7 @@ static jpp_status_t* complete_times(const jpp_spans_t* trace, const jpp_staged_t
           JPP_INVALID_ARGUMENT,
           "%s: expected a run of each of the plan's tasks, found none "
           "of %s; trace a step with the same stages and the same kinds "
-          "of backward tasks",
+          "of backward tasks, and give the traces of all processes of its job",
           trace->title, staged->tasks[t].name);
     }
     times[t] = 0;

@@ -85,6 +85,8 @@ static void test_texts_and_a_missing_task(void** state) {
   ASSERT_FAILS(jpp_spans_predict(spans, planned.plan, &options, &prediction),
                JPP_INVALID_ARGUMENT,
                "trace: expected a run of each of the plan's tasks, found none of ");
+  ASSERT_FAILS(jpp_spans_predict(spans, planned.plan, &options, &prediction),
+               JPP_INVALID_ARGUMENT, "and give the traces of all processes of its job");
   jpp_spans_destroy(spans);
   plan_free(&planned);
 }
