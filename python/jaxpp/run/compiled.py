@@ -39,8 +39,9 @@ __all__ = ["CompiledStep"]
 
 _ELSEWHERE = (
     "the sharding {0.sharding}; create or restore the array with "
-    "step.compile(...).in_shardings, or with a copy on each rank, MpmdSharding(mesh, "
-    "range(mesh.mpmd_dim), spec)"
+    "step.compile(...).in_shardings or, if its rows belong to stages that alternate between "
+    "the ranks, with a copy on each rank, MpmdSharding(mesh, range(mesh.mpmd_dim), "
+    "PartitionSpec())"
 )
 
 _KEPT_BYTES = 1 << 16  # the size of an array up to which a copy is kept

@@ -449,6 +449,16 @@ def test_an_argument_that_is_elsewhere(launch: Launch) -> None:
         )
 
 
+def test_rows_of_stages_that_alternate_between_ranks(launch: Launch) -> None:
+    result, lines, _ = launch(2, 1, "alternating_rows")
+    assert result == 0, lines
+    for *_, told, last in lines.values():
+        assert told.startswith("told argument weights: expected this process to hold the part")
+        assert "if its rows belong to stages that alternate between the ranks, with" in told
+        assert told.endswith("MpmdSharding(mesh, range(mesh.mpmd_dim), PartitionSpec())")
+        assert last == "trained (4, 4, 4)"
+
+
 def test_an_array_that_jax_can_not_take_apart(launch: Launch) -> None:
     result, lines, _ = launch(2, 1, "put_from_a_device")
     assert result == 0

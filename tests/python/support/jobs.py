@@ -370,6 +370,25 @@ def moved_argument() -> None:
     step([second, first], xs)
 
 
+def alternating_rows() -> None:
+    """Follows the error's advice for layers in one array whose stages alternate."""
+    mesh = mesh_of_all(2)
+
+    def loss(weights: Any, x: Any) -> Any:
+        return jnp.sum(jaxpp.stages(lambda w, x: jnp.tanh(x @ w), weights, x, 4))
+
+    step = jaxpp.mpmd_jit_with_loop(descent(loss, jaxpp.Interleaved1F1B(4, 2)), mesh)
+    weights, xs = np.ones((4, 4, 4), np.float32), np.ones((4, 2, 4), np.float32)
+    own = step.compile(weights, xs).in_shardings[0][0]
+    copies = jaxpp.MpmdSharding(mesh, range(2), PartitionSpec())
+    for where in own, copies:
+        array = jax.make_array_from_callback(weights.shape, where, lambda at: weights[at])
+        try:
+            say("trained", jax.block_until_ready(step(array, xs))[0].shape)
+        except jaxpp.JaxppError as error:
+            say("told", error)
+
+
 def spread_rank() -> None:
     step, weights, xs = two_stages()
     step(weights, xs)
@@ -481,6 +500,7 @@ JOBS: dict[str, Callable[[], None]] = {
             spread_rank,
             nodes_of_a_rank,
             moved_argument,
+            alternating_rows,
             no_copy,
             left,
             costed,
