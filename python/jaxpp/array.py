@@ -280,7 +280,8 @@ class MpmdArray(jax.Array):  # type: ignore[misc]
             "mesh",
             f"an MpmdArray of rank {self._placement.ranks[0]} is read in process "
             f"{jax.process_index()}, which holds no copy of it; expected a process of the "
-            f"ranks {list(self._placement.ranks)}, or a result that all ranks hold",
+            f"ranks {list(self._placement.ranks)}, where x.is_partially_addressable is true, "
+            "or a result that out_shardings= leaves on all ranks",
         )
 
     def _typed(self, array: jax.Array) -> jax.Array:

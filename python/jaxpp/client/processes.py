@@ -143,9 +143,7 @@ def make_network(
     _name_ucx()
     driver = _core.option("JPP_TRANSPORT") or "ucx"
     if driver not in ("ucx", "nccl"):
-        raise make_error(
-            "invalid-argument", f"JPP_TRANSPORT={driver!r}: expected ucx or nccl"
-        )
+        raise make_error("invalid-argument", f"JPP_TRANSPORT={driver!r}: expected ucx or nccl")
     if driver == "nccl" and devices.platform != "cuda":
         raise make_error(
             "unsupported",

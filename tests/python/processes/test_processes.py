@@ -485,6 +485,8 @@ def test_a_result_that_is_elsewhere(launch: Launch) -> None:
     assert result == 1
     for me, other in (0, 1), (1, 0):
         assert lines[me][0] == "ranks (0,) (1,)"
-        assert error_of(lines[me]).startswith(
+        error = error_of(lines[me])
+        assert error.startswith(
             f"an MpmdArray of rank {other} is read in process {me}, which holds no copy"
         )
+        assert "x.is_partially_addressable" in error and "out_shardings=" in error
