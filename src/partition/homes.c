@@ -176,13 +176,29 @@ static uint32_t largest_operand(const jpp_placer_t* c, const jpp_op_t* op) {
   return largest;
 }
 
+static bool is_held(const finder_t* f, uint32_t value) {
+  return jpp__ranks_first(held_at(f, value), f->c->p->words) != JPP_NONE;
+}
+
+// Of the largest operands, one that some rank holds, if there is one: the difference from
+// a copy of the weight that no stage uses belongs with the weight.
+static uint32_t largest_held_operand(const finder_t* f, const jpp_op_t* op) {
+  const jpp_value_t* values = f->c->p->values.data;
+  uint32_t largest = largest_operand(f->c, op);
+  for (uint32_t i = 0; i < op->num_inputs; ++i) {
+    uint32_t value = op->inputs[i];
+    if (values[value].bytes == values[largest].bytes && is_held(f, value)) return value;
+  }
+  return largest;
+}
+
 // Whether the op makes only small values, of a large one that depends on no loop: then
 // the ranks that hold the large one, if any do, are in c->scratch. An example is the norm
 // of a weight: its rank computes and sends it, and the weight stays where it is.
 static bool reduces_held(const finder_t* f, const jpp_op_t* op) {
   const jpp_placer_t* c = f->c;
   if (op->kind != JPP_OP_CALL || (op->flags & JPP_OP_EFFECT)) return false;
-  uint32_t largest = largest_operand(c, op);
+  uint32_t largest = largest_held_operand(f, op);
   if (largest == JPP_NONE || jpp__is_small_value(c, largest)) return false;
   if (!makes_small(c, op)) return false;
   memcpy(c->scratch, held_at(f, largest), c->p->words * sizeof(*c->scratch));
@@ -357,10 +373,6 @@ static void anchor_args(jpp_placer_t* c) {
   }
 }
 
-static bool is_held(const finder_t* f, uint32_t value) {
-  return jpp__ranks_first(held_at(f, value), f->c->p->words) != JPP_NONE;
-}
-
 static void hold_operands(const finder_t* f, const jpp_op_t* op) {
   const jpp_placer_t* c = f->c;
   for (uint32_t i = 0; i < op->num_outputs; ++i) {
@@ -375,7 +387,7 @@ static void hold_operands(const finder_t* f, const jpp_op_t* op) {
 }
 
 static void hold_results(const finder_t* f, const jpp_op_t* op) {
-  uint32_t largest = largest_operand(f->c, op);
+  uint32_t largest = largest_held_operand(f, op);
   for (uint32_t i = 0; i < op->num_outputs && largest != JPP_NONE; ++i) {
     uint32_t made = op->first_output + i;
     if (is_held(f, made)) continue;

@@ -13,6 +13,8 @@ typedef struct assigner {
   uint32_t stages;
   bool last_is_unmarked;  // no mark ends the last stage
   bool* claimed;          // [body ops] some mark needs it
+  bool* enters;           // [graph values] a result of a mark that the next stage needs
+  uint32_t* input_of;     // [body ops] of what stages make, uses this stage's inputs only
   bool* scalars_only;  // [body ops] in a backward; of what stages make, uses scalars only
   jpp_u32_vec_t stack;
 } assigner_t;
@@ -235,6 +237,86 @@ static uint32_t stage_beside(const assigner_t* a, const jpp_op_t* effect) {
   return first;
 }
 
+// Some segments; `first` is JPP_NONE if there are none.
+typedef struct segment_range {
+  uint32_t first, last;
+} segment_range_t;
+
+static void include_range(segment_range_t* range, segment_range_t other) {
+  if (other.first == JPP_NONE) return;
+  if (range->first == JPP_NONE || other.first < range->first) range->first = other.first;
+  if (range->last == JPP_NONE || other.last > range->last) range->last = other.last;
+}
+
+// Finds the segments that use each value and the results of each open op, also through
+// open ops.
+static void find_users(const assigner_t* a, segment_range_t* of_values,
+                       segment_range_t* of_ops) {
+  for (uint32_t id = a->loop->op; id-- > a->loop->first_op;) {
+    const jpp_op_t* op = &a->p->ops.data[id];
+    uint32_t segment = a->p->segment[id];
+    bool open = segment == JPP_SEGMENT_OPEN;
+    if (!open && !jpp__segment_is_stage(segment)) continue;
+    segment_range_t range = {segment, segment};
+    if (open) range = of_ops[id - a->loop->first_op];
+    for (uint32_t i = 0; i < op->num_inputs; ++i) {
+      if (!open) include_range(&of_values[op->inputs[i]], range);
+      uint32_t producer = open_producer(a, op->inputs[i]);
+      if (producer == JPP_NONE) continue;
+      include_range(&of_ops[producer - a->loop->first_op], range);
+    }
+  }
+}
+
+// Whether a value is an array from outside the loop.
+static bool is_outside_array(const assigner_t* a, uint32_t value) {
+  uint32_t producer = jpp__producer_in_body(a->p, a->loop, value);
+  bool outside = producer == JPP_NONE || a->p->segment[producer] == JPP_SEGMENT_OUTER;
+  return outside && a->p->values.data[value].type.ndim;
+}
+
+// The first segment of the only stage that uses an array that the op takes, if the
+// results of the op have users in that stage and, before it, in another; else JPP_NONE.
+static uint32_t segment_of_weights(const assigner_t* a, const jpp_op_t* op,
+                                   segment_range_t users,
+                                   const segment_range_t* of_values) {
+  if (users.first == JPP_NONE) return JPP_NONE;
+  uint32_t stage = jpp__segment_stage(a->stages, users.last);
+  if (jpp__segment_stage(a->stages, users.first) == stage) return JPP_NONE;
+  for (uint32_t i = 0; i < op->num_inputs; ++i) {
+    segment_range_t range = of_values[op->inputs[i]];
+    if (range.first == JPP_NONE || range.first > users.first) continue;
+    if (jpp__segment_stage(a->stages, range.first) == stage &&
+        jpp__segment_stage(a->stages, range.last) == stage &&
+        is_outside_array(a, op->inputs[i])) {
+      return range.first;
+    }
+  }
+  return JPP_NONE;
+}
+
+// Assigns open ops that take a stage's weights, and whose results this stage and others
+// use, to that stage: otherwise the first user's rank would need the weights, too. A
+// penalty on what the first stage computes from the batch has such ops.
+static jpp_status_t* settle_beside_weights(const assigner_t* a) {
+  segment_range_t *of_values = NULL, *of_ops = NULL;
+  uint32_t first = a->loop->first_op, ops = a->loop->op - first;
+  uint32_t values = a->p->graph->num_values;
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&a->p->scratch, values, &of_values));
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&a->p->scratch, ops, &of_ops));
+  for (uint32_t i = 0; i < values; ++i) of_values[i].first = of_values[i].last = JPP_NONE;
+  for (uint32_t i = 0; i < ops; ++i) of_ops[i].first = of_ops[i].last = JPP_NONE;
+  find_users(a, of_values, of_ops);
+  for (uint32_t i = 0; i < ops; ++i) {
+    if (a->p->segment[first + i] != JPP_SEGMENT_OPEN) continue;
+    if (latest_operand(a, first + i) != JPP_NONE) continue;
+    const jpp_op_t* op = &a->p->ops.data[first + i];
+    uint32_t segment = segment_of_weights(a, op, of_ops[i], of_values);
+    if (segment != JPP_NONE) a->p->segment[first + i] = segment;
+  }
+  return NULL;
+}
+
 static void settle_effects(const assigner_t* a) {
   for (uint32_t id = a->loop->first_op; id < a->loop->op; ++id) {
     const jpp_op_t* op = &a->p->ops.data[id];
@@ -275,6 +357,54 @@ static void find_scalars_only(const assigner_t* a) {
   }
 }
 
+// Finds the results of forward marks that ops of the next stage take, which has them
+// whatever else uses them.
+static void find_entering(const assigner_t* a) {
+  for (uint32_t id = a->loop->first_op; id < a->loop->op; ++id) {
+    const jpp_op_t* op = &a->p->graph->ops[id];
+    uint32_t segment = a->p->segment[id];
+    if (!jpp__segment_is_stage(segment)) continue;
+    for (uint32_t i = 0; i < op->num_inputs; ++i) {
+      const jpp_op_t* mark = mark_before_input(a, id, i);
+      if (!mark || mark->kind != JPP_OP_MARK || mark->attr + 1 >= a->stages) continue;
+      uint32_t stage = mark->attr + 1;
+      if (segment == stage || segment == jpp__segment_backward(a->stages, stage)) {
+        a->enters[op->inputs[i]] = true;
+      }
+    }
+  }
+}
+
+// The stage of whose inputs, and of values from outside, operand `index` of an op is
+// made; JPP_NONE if it uses other values. Sets *made_outside if no stage makes it.
+static uint32_t stage_of_inputs(const assigner_t* a, uint32_t id, uint32_t index,
+                                bool* made_outside) {
+  const jpp_op_t* op = &a->p->ops.data[id];
+  uint32_t producer = jpp__producer_in_body(a->p, a->loop, op->inputs[index]);
+  *made_outside = producer == JPP_NONE || !jpp__segment_is_stage(a->p->segment[producer]);
+  if (*made_outside) return JPP_NONE;
+  const jpp_op_t* mark = mark_before_input(a, id, index);
+  if (!mark) return a->input_of[producer - a->loop->first_op];
+  return a->enters[a->p->graph->ops[id].inputs[index]] ? mark->attr + 1 : JPP_NONE;
+}
+
+// Finds the ops that a stage can run on its inputs alone, such as the transpose of an
+// input.
+static void find_ops_of_inputs(const assigner_t* a) {
+  for (uint32_t id = a->loop->first_op; id < a->loop->op; ++id) {
+    uint32_t stage = JPP_NONE;
+    bool found = jpp__segment_is_stage(a->p->segment[id]);
+    for (uint32_t i = 0; i < a->p->ops.data[id].num_inputs && found; ++i) {
+      bool made_outside = false;
+      uint32_t of_input = stage_of_inputs(a, id, i, &made_outside);
+      if (made_outside) continue;
+      found = of_input != JPP_NONE && (stage == JPP_NONE || of_input == stage);
+      stage = of_input;
+    }
+    a->input_of[id - a->loop->first_op] = found ? stage : JPP_NONE;
+  }
+}
+
 static bool makes_arrays(const assigner_t* a, const jpp_op_t* op) {
   for (uint32_t i = 0; i < op->num_outputs; ++i) {
     if (a->p->values.data[op->first_output + i].type.ndim) return true;
@@ -291,7 +421,9 @@ static bool follows_user(const assigner_t* a, uint32_t id, uint32_t use) {
   }
   bool own_backward =
       segment < a->stages && use == jpp__segment_backward(a->stages, segment);
-  return own_backward || (a->scalars_only[index] && makes_arrays(a, op));
+  uint32_t stage = a->input_of[index];
+  bool has_operands = stage != JPP_NONE && use == jpp__segment_backward(a->stages, stage);
+  return own_backward || has_operands || (a->scalars_only[index] && makes_arrays(a, op));
 }
 
 // Assigns ops by their users, if neither marks nor operands assigned them. Walks
@@ -300,6 +432,9 @@ static bool follows_user(const assigner_t* a, uint32_t id, uint32_t use) {
 //  - An op of a stage's forward that no mark claimed and that only the backward of the
 //    same stage uses moves to the backward: keeping its operands is enough, unless the op
 //    moves them out of device memory.
+//  - An op that uses inputs of one stage only, and that this stage uses first, moves to
+//  it:
+//    the transpose of an input runs where the input is sent anyway.
 //  - An op of the backward that makes arrays of scalars and of values from outside moves
 //    to its first user's stage, so that scalars are sent and that stage alone needs the
 //    rest.
@@ -358,13 +493,19 @@ static jpp_status_t* assign_segments(assigner_t* a) {
   uint32_t ops = a->loop->op - a->loop->first_op;
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&a->p->scratch, ops, &a->claimed));
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&a->p->scratch, ops, &a->scalars_only));
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&a->p->scratch, ops, &a->input_of));
+  JPP_RETURN_IF_ERROR(
+      JPP_ARENA_ARRAY(&a->p->scratch, a->p->graph->num_values, &a->enters));
   for (uint32_t id = a->loop->first_op; id < a->loop->op; ++id) {
     a->claimed[id - a->loop->first_op] = a->p->segment[id] != JPP_SEGMENT_OPEN;
   }
   settle_by_operands(a);
   settle_effects(a);
-  settle_by_operands(a);  // ops that use the results of these effects
+  JPP_RETURN_IF_ERROR(settle_beside_weights(a));
+  settle_by_operands(a);  // ops that use the results of these
   find_scalars_only(a);
+  find_entering(a);
+  find_ops_of_inputs(a);
   JPP_RETURN_IF_ERROR(settle_by_users(a));
   split_backward_parts(a);
   return NULL;

@@ -1,0 +1,113 @@
+"""What ranks send each other: activations and scalars, no weights, and nothing twice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import jaxpp.api as jaxpp
+from equality import assert_equal, mesh_of
+
+WIDTH, MICROBATCHES, ROWS = 48, 4, 8
+STAGES = 3
+ACTIVATION = 4 * ROWS * WIDTH  # bytes; a weight has six times as many
+
+
+@jax.custom_vjp
+def product(x: Any, w: Any) -> Any:
+    """A product whose backward is written by hand, as for a kernel."""
+    return x @ w
+
+
+product.defvjp(lambda x, w: (x @ w, (x, w)), lambda r, d: (d @ r[1].T, r[0].T @ d))
+
+
+@jax.custom_vjp
+def rounded(x: Any, w: Any) -> Any:
+    """A product that rounds its operands, as with eight bits, in the backward once more."""
+    return x @ w
+
+
+def rounded_backward(residuals: Any, d: Any) -> Any:
+    x, w = (jnp.round(r * 64) / 64 for r in residuals)
+    return d @ w.T, x.T @ d
+
+
+rounded.defvjp(lambda x, w: (x @ w, (x, w)), rounded_backward)
+
+
+def plain_loss(params: Any, x: Any, layer: Any) -> Any:
+    for w in params:
+        x = jaxpp.mark_stage_end(layer(w, x))
+    return jnp.mean((x - 0.1) ** 2)
+
+
+def penalty(w: Any, x: Any) -> Any:
+    """How much the length of a layer's gradient differs from 1."""
+    gradient = jax.grad(lambda x: jnp.sum(jnp.tanh(x @ w)))(x)
+    return jnp.mean((jnp.sqrt(jnp.sum(gradient**2, -1) + 1e-3) - 1) ** 2)
+
+
+def penalised_loss(params: Any, x: Any, layer: Any) -> Any:
+    total = 0.0
+    for w in params:
+        total += penalty(w, x)
+        x = jaxpp.mark_stage_end(layer(w, x))
+    return jnp.mean((x - 0.1) ** 2) + total
+
+
+LAYERS: dict[str, Callable[[Any, Any], Any]] = {
+    "autodiff": lambda w, x: jnp.tanh(x @ w),
+    "by hand": lambda w, x: jnp.tanh(product(x, w)),
+    "rounded by hand": lambda w, x: jnp.tanh(rounded(x, w)),
+}
+LOSSES = {"plain": plain_loss, "with penalties": penalised_loss}
+
+
+def distance(params: Any, start: Any) -> Any:
+    return jnp.sqrt(sum(jnp.sum((s - w) ** 2) for w, s in zip(params, start, strict=True)))
+
+
+def check(loss: Any, layer: Any, with_distance: bool = False) -> None:
+    """Trains as plain JAX does. Each rank holds only its own weights, and neighbours send an
+    activation per microbatch, and scalars."""
+
+    def step(params: Any, start: Any, xs: Any) -> Any:
+        total, grads = jaxpp.treduce(
+            lambda x: jax.value_and_grad(loss)(params, x, layer),
+            xs,
+            jaxpp.Std1F1B(STAGES),
+            operation=jaxpp.Add,
+        )
+        rate = 0.1 / (1 + distance(params, start)) if with_distance else 0.1
+        return [w - rate * g for w, g in zip(params, grads, strict=True)], start, total
+
+    keys = jax.random.split(jax.random.key(0), STAGES + 1)
+    params = [jax.random.normal(k, (WIDTH, WIDTH)) / 7 for k in keys[1:]]
+    start = [1.1 * w for w in params]
+    xs = jax.random.normal(keys[0], (MICROBATCHES, ROWS, WIDTH))
+    ours = jaxpp.mpmd_jit_with_loop(step, mesh_of(STAGES, {}))
+    results = ours(params, start, xs)
+    assert_equal(results, jax.jit(step)(params, start, xs), 1e-4)
+    for stage in range(STAGES):
+        assert results[0][stage].mpmd_idxs == (stage,)
+        if with_distance:
+            assert results[1][stage].mpmd_idxs == (stage,)
+    compiled = ours.compile(params, start, xs)
+    for link in compiled.cost_summary().links:
+        arrays = MICROBATCHES if abs(link.src - link.dst) == 1 else 0
+        assert link.bytes < arrays * ACTIVATION + 500, compiled.explain()
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize("loss", LOSSES)
+def test_weights_and_inputs(loss: str, layer: str) -> None:
+    check(LOSSES[loss], LAYERS[layer])
+
+
+def test_the_distance_from_weights_that_no_stage_uses() -> None:
+    check(plain_loss, LAYERS["autodiff"], with_distance=True)
