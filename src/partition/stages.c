@@ -248,8 +248,21 @@ static void include_range(segment_range_t* range, segment_range_t other) {
   if (range->last == JPP_NONE || other.last > range->last) range->last = other.last;
 }
 
-// Finds the segments that use each value and the results of each open op, also through
-// open ops.
+// The value that `value` is a view of, such as the weight of a transposed weight: what
+// ops that each user runs again make of one operand.
+static uint32_t viewed(const assigner_t* a, uint32_t value) {
+  for (;;) {
+    uint32_t producer = jpp__producer_in_body(a->p, a->loop, value);
+    if (producer == JPP_NONE || a->p->segment[producer] != JPP_SEGMENT_CLONE ||
+        a->p->ops.data[producer].num_inputs != 1) {
+      return value;
+    }
+    value = a->p->ops.data[producer].inputs[0];
+  }
+}
+
+// Finds the segments that use each value, also through views, and the results of each
+// open op, also through open ops.
 static void find_users(const assigner_t* a, segment_range_t* of_values,
                        segment_range_t* of_ops) {
   for (uint32_t id = a->loop->op; id-- > a->loop->first_op;) {
@@ -260,7 +273,7 @@ static void find_users(const assigner_t* a, segment_range_t* of_values,
     segment_range_t range = {segment, segment};
     if (open) range = of_ops[id - a->loop->first_op];
     for (uint32_t i = 0; i < op->num_inputs; ++i) {
-      if (!open) include_range(&of_values[op->inputs[i]], range);
+      if (!open) include_range(&of_values[viewed(a, op->inputs[i])], range);
       uint32_t producer = open_producer(a, op->inputs[i]);
       if (producer == JPP_NONE) continue;
       include_range(&of_ops[producer - a->loop->first_op], range);
@@ -284,11 +297,12 @@ static uint32_t segment_of_weights(const assigner_t* a, const jpp_op_t* op,
   uint32_t stage = jpp__segment_stage(a->stages, users.last);
   if (jpp__segment_stage(a->stages, users.first) == stage) return JPP_NONE;
   for (uint32_t i = 0; i < op->num_inputs; ++i) {
-    segment_range_t range = of_values[op->inputs[i]];
+    uint32_t value = viewed(a, op->inputs[i]);
+    segment_range_t range = of_values[value];
     if (range.first == JPP_NONE || range.first > users.first) continue;
     if (jpp__segment_stage(a->stages, range.first) == stage &&
         jpp__segment_stage(a->stages, range.last) == stage &&
-        is_outside_array(a, op->inputs[i])) {
+        is_outside_array(a, value)) {
       return range.first;
     }
   }

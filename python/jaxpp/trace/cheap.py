@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
+import jax
 import jax.numpy as jnp
-from jax.extend.core import JaxprEqn, Literal
+from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 
 from jaxpp.trace.front import Operand
 from jaxpp.trace.work import bytes_of
@@ -46,10 +47,23 @@ class Patterns:
 
     XLA fuses them into the ops that use them. If they left the loop, like other ops on values
     from outside, there would be one for each layer, in memory until the loop ends.
+
+    For the same reason, they include the transpose of a weight that only products use: XLA's
+    products read their operands in any order.
     """
 
     def __init__(self) -> None:
         self._values: set[int] = set()
+        self._for_products: set[Var] = set()  # transposes that only products use
+
+    def find_transposes(self, jaxpr: Jaxpr) -> None:
+        """Finds those of a jaxpr that only products use, before its equations are walked."""
+        found = {e.outvars[0] for e in jaxpr.eqns if e.primitive is jax.lax.transpose_p}
+        for eqn in jaxpr.eqns if found else ():
+            if eqn.primitive is not jax.lax.dot_general_p:
+                found.difference_update(v for v in eqn.invars if isinstance(v, Var))
+        found.difference_update(v for v in jaxpr.outvars if isinstance(v, Var))
+        self._for_products |= found
 
     def begin_loop(self, index: int) -> None:
         """`index`: the value of the microbatch's number."""
@@ -65,7 +79,11 @@ class Patterns:
         self, eqn: JaxprEqn, operands: Sequence[Operand], is_outside: Callable[[int], bool]
     ) -> bool:
         """Whether an equation of the body makes a pattern."""
-        if eqn.primitive.name not in _QUICK:
+        name = eqn.primitive.name
+        if name == "transpose" and eqn.outvars[0] in self._for_products:
+            (weight,) = operands
+            return weight in self._values or (isinstance(weight, int) and is_outside(weight))
+        if name not in _QUICK:
             return False
         read = 0  # bytes of operands that are no patterns
         for operand, variable in zip(operands, eqn.invars, strict=True):

@@ -114,6 +114,7 @@ class _Walker(GraphBuilder):
             env.update(zip(jaxpr.jaxpr.constvars, consts, strict=True))
             jaxpr = jaxpr.jaxpr
         env.update(zip(jaxpr.invars, args, strict=True))
+        self.patterns.find_transposes(jaxpr)
 
         def read(atom: Any) -> Operand:
             return atom if isinstance(atom, Literal) else env[atom]
