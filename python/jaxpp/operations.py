@@ -15,7 +15,7 @@ import numpy as np
 
 from jaxpp import _core
 from jaxpp.errors import make_error, shorten
-from jaxpp.jax_internals.arrays import as_addend, on_one_mesh
+from jaxpp.jax_internals.arrays import as_addend, on_one_mesh, unreduced_axes
 from jaxpp.jax_internals.context import context_mesh
 
 __all__ = ["Add", "Concat", "Max", "Operation", "accumulate", "normalize", "state_of"]
@@ -162,7 +162,9 @@ def state_of(operation: Operation, length: int, value: Any) -> jax.core.ShapedAr
     # A fast path for the common operations: there may be thousands.
     if type(operation) in (Add, Max):
         dtype = getattr(operation, "dtype", None) or value.dtype
-        return jax.core.ShapedArray(value.shape, dtype)
+        # The terms of an unreduced sum are added after the loop, where it has no such type.
+        sharding = None if unreduced_axes(value) else value.sharding
+        return jax.core.ShapedArray(value.shape, dtype, sharding=sharding)
     struct = jax.ShapeDtypeStruct(value.shape, value.dtype)
     state = jax.eval_shape(lambda: operation.state(length, struct))
     return jax.core.ShapedArray(state.shape, state.dtype)

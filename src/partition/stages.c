@@ -446,8 +446,7 @@ static bool follows_user(const assigner_t* a, uint32_t id, uint32_t use) {
 //  - An op of a stage's forward that no mark claimed and that only the backward of the
 //    same stage uses moves to the backward: keeping its operands is enough, unless the op
 //    moves them out of device memory.
-//  - An op that uses inputs of one stage only, and that this stage uses first, moves to
-//  it:
+//  - An op of one stage's inputs whose first user is that stage's backward moves there:
 //    the transpose of an input runs where the input is sent anyway.
 //  - An op of the backward that makes arrays of scalars and of values from outside moves
 //    to its first user's stage, so that scalars are sent and that stage alone needs the

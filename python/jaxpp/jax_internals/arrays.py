@@ -99,12 +99,15 @@ def keeps_its_sharding(cls: type[NamedSharding]) -> type[NamedSharding]:
 # JAX 0.10.2, 0.11.2: the sharding of an array's type; its mesh is empty unless the array
 # is on an explicit mesh.
 def on_one_mesh(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The two arrays; if only one has the type of an explicit mesh, both get that mesh."""
-    meshes = [jax.typeof(x).sharding.mesh for x in (a, b)]
-    if meshes[0].empty == meshes[1].empty:
+    """The two arrays; if only one has the type of an explicit mesh, both get its sharding, or
+    both are whole on that mesh if their shapes differ."""
+    shardings = [jax.typeof(x).sharding for x in (a, b)]
+    if shardings[0].mesh.empty == shardings[1].mesh.empty:
         return a, b
-    whole = NamedSharding(meshes[0] if meshes[1].empty else meshes[1], PartitionSpec())
-    return jax.reshard(a, whole), jax.reshard(b, whole)
+    common = shardings[0] if shardings[1].mesh.empty else shardings[1]
+    if a.shape != b.shape or common.spec.unreduced:
+        common = NamedSharding(common.mesh, PartitionSpec())
+    return jax.reshard(a, common), jax.reshard(b, common)
 
 
 # JAX 0.10.2, 0.11.2: the sharding of an array's type, as above.

@@ -210,9 +210,9 @@ def _with_split_leaves(traced_call: TracedCall) -> TracedCall:
             )
     except ShardingTypeError as error:
         warn(
-            f"step {traced_call.name}: each rank holds all rows of the arrays of which several "
-            "stages each read some, because on explicit axes the parts have no common "
-            f"sharding: {shorten(str(error), 300)[1:-1]}"
+            f"step {traced_call.name}: several stages read rows of the same arrays, and each "
+            "of their ranks holds all rows, because JAX has no sharding on explicit axes for "
+            f"an operation on some of the rows: {shorten(str(error), 300)[1:-1]}"
         )
         return traced_call
     avals = [v.aval for v in traced_call.closed.jaxpr.invars]

@@ -229,6 +229,34 @@ def test_stacked_weights_stay_with_their_stages(stage: str, mesh: str, spec: Any
     assert parts.spec[0] == "stage"
 
 
+def test_stacked_weights_whose_parts_have_no_sharding() -> None:
+    def loss(w: Any, x: Any) -> Any:
+        for k in range(2):
+            x = jaxpp.mark_stage_end(layers(x, w[2 * k : 2 * k + 2]))
+        return jnp.sum(x**2)
+
+    def rows(a: Any) -> Any:
+        return jnp.reshape(a, (4 * WIDTH, WIDTH), out_sharding=P())
+
+    def step(w: Any, xs: Any) -> Any:
+        one = functools.partial(jax.grad(loss), w)
+        return rows(jaxpp.treduce(one, xs, jaxpp.Std1F1B(2), operation=jaxpp.Add))
+
+    spec = P(None, "data")
+    args = np.stack(arrays(4, WIDTH, WIDTH)), np.stack(arrays(MICROBATCHES, WIDTH, WIDTH))
+    run = jaxpp.mpmd_jit_with_loop(step, explicit_mesh("2 x (data 2)"), in_specs=spec)
+    with pytest.warns(UserWarning, match="each of their ranks holds all rows"):
+        found = run(*args)
+
+    def plain(w: Any, xs: Any) -> Any:
+        for k in range(4):
+            xs = jnp.tanh(xs @ w[k])
+        return jnp.sum(xs**2)
+
+    assert_equal(found, jax.grad(plain)(*args).reshape(-1, WIDTH), 2e-5)
+    assert_copies_equal(found, "result")
+
+
 @pytest.mark.parametrize(
     ("spec", "match"),
     [
