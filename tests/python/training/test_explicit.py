@@ -229,6 +229,20 @@ def test_stacked_weights_stay_with_their_stages(stage: str, mesh: str, spec: Any
     assert parts.spec[0] == "stage"
 
 
+def test_rows_by_numbers_with_shardings() -> None:
+    def row(w: Any, k: int) -> Any:
+        return jax.lax.dynamic_index_in_dim(w, jax.reshard(jnp.int32(k), P()), keepdims=False)
+
+    def loss(w: Any, x: Any, mark: Any) -> Any:
+        for k in range(2):
+            x = mark(jnp.tanh(x @ row(w, k)))
+        return jnp.sum(x**2)
+
+    weights = np.stack(arrays(2, WIDTH, WIDTH))
+    compiled = assert_same_as_plain(jax.grad(loss), weights, explicit_mesh("2 x (data 2)"))
+    assert compiled.in_shardings[0][0].spec[0] == "stage"
+
+
 def test_stacked_weights_whose_parts_have_no_sharding() -> None:
     def loss(w: Any, x: Any) -> Any:
         for k in range(2):
