@@ -14,7 +14,7 @@ typedef struct assigner {
   bool last_is_unmarked;  // no mark ends the last stage
   bool* claimed;          // [body ops] some mark needs it
   bool* enters;           // [graph values] a result of a mark that the next stage needs
-  uint32_t* input_of;     // [body ops] of what stages make, uses this stage's inputs only
+  uint32_t* input_of;  // [body ops] the stage whose inputs the op needs; JPP_NONE: others
   bool* scalars_only;  // [body ops] in a backward; of what stages make, uses scalars only
   jpp_u32_vec_t stack;
 } assigner_t;
@@ -389,8 +389,9 @@ static void find_entering(const assigner_t* a) {
   }
 }
 
-// The stage of whose inputs, and of values from outside, operand `index` of an op is
-// made; JPP_NONE if it uses other values. Sets *made_outside if no stage makes it.
+// Returns stage s if operand `index` of an op depends on inputs of s and values from
+// outside only, and JPP_NONE if it depends on anything else. Sets *made_outside if no
+// stage makes the operand.
 static uint32_t stage_of_inputs(const assigner_t* a, uint32_t id, uint32_t index,
                                 bool* made_outside) {
   const jpp_op_t* op = &a->p->ops.data[id];

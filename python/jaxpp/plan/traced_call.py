@@ -54,8 +54,8 @@ _HOST_NOTE = (
 
 
 def _asked_specs(call: Call, options: Options) -> tuple[list[Any], list[PartitionSpec | None]]:
-    """What the user gives for each leaf of the positional arguments, and the spec of each
-    argument's leaf: the given one, or that of the array."""
+    """Returns two lists: what in_specs give for each leaf of the positional arguments, and the
+    spec of each leaf of all arguments. Without one, the array's own sharding counts."""
     mesh, taken = options.mesh, broadcast(options.in_specs, call.args, "in_specs")
     specs = [spec_of(t, "in_specs", mesh) for t in taken]
     specs += [None] * (len(call.leaves) - len(taken))  # keyword arguments

@@ -70,8 +70,8 @@ def assert_same_as_plain(
     **options: Any,
 ) -> Any:
     """Asserts that the sums of `of_microbatch(weights, x, mark)` over the microbatches equal
-    those of plain JAX on one rank's mesh, on all devices. `spec`: that of the weights. Returns
-    the compiled step."""
+    plain JAX's on one rank's mesh, on all devices. The weights enter the step with `spec`.
+    Returns the compiled step."""
     xs = np.stack(arrays(MICROBATCHES, WIDTH, WIDTH))
 
     def step(weights: Any, xs: Any) -> Any:
