@@ -192,9 +192,10 @@ static uint32_t largest_held_operand(const finder_t* f, const jpp_op_t* op) {
   return largest;
 }
 
-// Whether the op makes only small values, of a large one that depends on no loop: then
-// the ranks that hold the large one, if any do, are in c->scratch. An example is the norm
-// of a weight: its rank computes and sends it, and the weight stays where it is.
+// Whether the op makes only small values, of a large one that has no fixed home: then the
+// ranks that hold the large one, if any do, are in c->scratch. An example is the norm of a
+// weight, scaled or not by a number from the loop: its rank computes and sends it, and the
+// weight stays where it is.
 static bool reduces_held(const finder_t* f, const jpp_op_t* op) {
   const jpp_placer_t* c = f->c;
   if (op->kind != JPP_OP_CALL || (op->flags & JPP_OP_EFFECT)) return false;
@@ -221,12 +222,10 @@ static void find_home(const finder_t* f, uint32_t id) {
     set_outputs(c, op, false, phase);
     return;
   }
-  if (!any_anchored(c, op)) {
-    if (reduces_held(f, op)) set_outputs(c, op, false, JPP_NONE);
-    return;
-  }
+  bool reduces = !any_fixed(c, op, false) && reduces_held(f, op);
+  if (!reduces && !any_anchored(c, op)) return;
   c->p->phase[id] = phase;
-  bool everywhere = true;
+  bool everywhere = !reduces;
   if (any_fixed(c, op, false)) {
     if (common_home(c, op->inputs, op->num_inputs, false)) {
       everywhere = spreads_scalars(c, op);
