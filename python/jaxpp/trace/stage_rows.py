@@ -138,9 +138,10 @@ def is_reshape(eqn: JaxprEqn) -> bool:
 
 def constrained_axes(eqn: JaxprEqn) -> set[int] | None:
     """The axes that a sharding constraint divides over devices; None for other equations."""
-    if eqn.primitive.name != "sharding_constraint":
+    name = eqn.primitive.name
+    if name not in ("sharding_constraint", "reshard"):
         return None
-    sharding = eqn.params["sharding"]
+    sharding = eqn.params["dst_sharding" if name == "reshard" else "sharding"]
     if not isinstance(sharding, NamedSharding) or sharding.spec.unreduced:
         return set(range(eqn.invars[0].aval.ndim))
     found = set()
