@@ -160,6 +160,10 @@ class Parted:
     def has_gaps(self) -> bool:
         return sum(math.prod(sizes(box)) for box in self.boxes) < math.prod(self.aval.shape)
 
+    def is_cut_along(self, axes: Iterable[int]) -> bool:
+        whole = whole_box(self.aval.shape)
+        return any(box[axis] != whole[axis] for axis in axes for box in self.boxes)
+
     def within(self, box: Box) -> Any:
         pieces = [inside for p in self.pieces if (inside := p.within(box))]
         return sharded_like(_assembled(pieces, sizes(box), self.aval.dtype), self.aval)

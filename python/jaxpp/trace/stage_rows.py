@@ -21,9 +21,9 @@ from jaxpp.trace.memories import is_put
 from jaxpp.trace.rows import Places, fold, gathered_places, moved_axes
 from jaxpp.trace.splitting import inlined_call, is_recomputation
 
-__all__ = ["ELEMENTWISE", "LeafCuts", "constrained_axes", "find_parting", "is_reshape"]
+__all__ = ["LeafCuts", "constrained_axes", "find_parting", "is_elementwise", "is_reshape"]
 
-ELEMENTWISE = {
+_ELEMENTWISE = {
     *("abs", "neg", "sign", "floor", "ceil", "round", "is_finite", "exp", "exp2", "log"),
     *("log1p", "expm1", "tanh", "logistic", "sin", "cos", "tan", "sqrt", "rsqrt", "cbrt"),
     *("integer_pow", "square", "erf", "erfc", "erf_inv", "convert_element_type", "copy"),
@@ -31,6 +31,9 @@ ELEMENTWISE = {
     *("copy_p", "reduce_precision", "real", "imag", "conj", "not", "pow", "add", "sub"),
     *("mul", "div", "rem", "max", "min", "add_any", "and", "or", "xor", "eq", "ne", "lt"),
     *("le", "gt", "ge", "atan2", "nextafter", "select_n", "clamp", "stop_gradient"),
+    *("asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh", "lgamma", "digamma"),
+    *("shift_left", "shift_right_logical", "shift_right_arithmetic", "population_count"),
+    *("clz", "complex", "bitcast_convert_type"),
 }
 
 
@@ -124,6 +127,14 @@ class _View:
 _OF_LEAVES = (_View, _Unknown)
 
 
+def is_elementwise(eqn: JaxprEqn) -> bool:
+    """Whether each element of the result depends on the elements at its place."""
+    if eqn.primitive.name not in _ELEMENTWISE:
+        return False
+    # A cast of bits to a type of another size adds or removes an axis.
+    return eqn.outvars[0].aval.ndim == max(v.aval.ndim for v in eqn.invars)
+
+
 def is_reshape(eqn: JaxprEqn) -> bool:
     """Whether the elements keep their order."""
     if eqn.primitive.name in ("reshape", "squeeze", "expand_dims"):
@@ -171,7 +182,7 @@ def _views_after(eqn: JaxprEqn, operands: Sequence[Any]) -> list[_View | None] |
         return [joined]
     view, *others = [o for o in operands if isinstance(o, _View)]
     outs = [v.aval.shape for v in eqn.outvars]
-    if eqn.primitive.name in ELEMENTWISE:
+    if is_elementwise(eqn):
         pairs = zip(operands, eqn.invars, strict=True)
         scalars = all(isinstance(o, _View) or v.aval.shape == () for o, v in pairs)
         if not scalars or not all(np.array_equal(view.ids, o.ids) for o in others):
@@ -268,7 +279,7 @@ class _StageFinder:
             for leaf in view.leaves:
                 self._consume(eqn, view, leaf)
         wholes = {leaf for v in views for leaf in v.leaves if self._takes(v, leaf).all()}
-        if name not in {*_REARRANGES, *ELEMENTWISE} or not wholes:
+        if name not in {*_REARRANGES, *_ELEMENTWISE} or not wholes:
             return None
         return [_Unknown(frozenset(wholes))] * len(eqn.outvars)
 

@@ -68,13 +68,59 @@ def by_layer(draw: random.Random) -> Callable[[jax.Array], jax.Array]:
             lambda v: jnp.cumsum(v, axis=0),
             lambda v: jnp.sort(v, axis=0),
             lambda v: v @ v.T @ v,
+            lambda v: jnp.linalg.cholesky(v @ v.T + jnp.eye(ROWS)) @ v,
+            lambda v: jnp.abs(jnp.linalg.qr(v.T)[1].T @ jnp.ones((COLUMNS, COLUMNS))),
+            lambda v: jax.lax.fori_loop(0, 3, lambda _, u: u - 0.1 * u @ u.T @ u, v),
+            lambda v: jax.lax.while_loop(
+                lambda u: jnp.sum(u * u) > 1, lambda u: 0.5 * u, jnp.tanh(v)
+            ),
         ]
     )
     if draw.random() < 0.6:
         return lambda x: jax.vmap(rule)(full(x))
     if draw.random() < 0.5:
-        return lambda x: jax.lax.scan(lambda c, v: (c, rule(v)), 0.0, full(x))[1]
+        backwards, kept = draw.random() < 0.5, draw.choice([0.0, 0.5])
+
+        def row(c: jax.Array, v: jax.Array) -> tuple[jax.Array, jax.Array]:
+            made = rule(v) + kept * c
+            return made, made
+
+        return lambda x: jax.lax.scan(row, full(x)[0], full(x), reverse=backwards)[1]
     return lambda x: jnp.stack([rule(v) for v in full(x)])
+
+
+def whole_loop(draw: random.Random) -> Callable[[jax.Array], jax.Array]:
+    """A loop whose states are whole leaves; some begin as zeros."""
+    first = draw.choice([jnp.zeros_like, jnp.tanh])
+
+    def rule(x: jax.Array) -> jax.Array:
+        def body(states: Any, decay: Any) -> Any:
+            k, total = states
+            return (k + 1, decay * total + jnp.tanh(x) / (k + 1)), jnp.sum(total)
+
+        states, sums = jax.lax.scan(body, (0, first(x)), jnp.array([0.5, 0.2, 0.1]))
+        return states[1] + 0.1 * jnp.max(sums)
+
+    def until(x: jax.Array) -> jax.Array:
+        more = lambda state: (jnp.linalg.norm(state[1]) > 0.1) & (state[0] < 3)  # noqa: E731
+        halve = lambda state: (state[0] + 1, 0.5 * state[1] + 0.1 * x)  # noqa: E731
+        return jax.lax.while_loop(more, halve, (0, first(x)))[1]
+
+    return draw.choice([rule, until])
+
+
+def product(draw: random.Random) -> Callable[[jax.Array, jax.Array], jax.Array]:
+    matrix = jnp.cos(jnp.arange(1.0 * ROWS * ROWS)).reshape(ROWS, ROWS)
+    return draw.choice(
+        [
+            lambda a, b: a * jnp.tanh(jnp.vdot(full(a), full(b))),
+            lambda a, b: jnp.einsum("lrc,lsc->lrs", full(a), full(b)) @ full(a),
+            lambda a, b: jnp.einsum("lrc,mrc->lm", full(a), full(b))[:, :1, None] * full(b),
+            lambda a, b: jnp.einsum("rs,lsc->lrc", matrix, full(a)) - b,
+            lambda a, b: jnp.einsum("lrc,lrc,rs->lsc", full(a), full(b), matrix),
+            lambda a, b: a + jnp.einsum("lrc,lsc->rs", full(a), full(b))[:, :1],
+        ]
+    )
 
 
 def rearranged(draw: random.Random) -> Callable[[jax.Array], jax.Array]:
@@ -91,6 +137,7 @@ def rearranged(draw: random.Random) -> Callable[[jax.Array], jax.Array]:
             lambda x: full(x).at[row].mul(0.5),
             lambda x: jnp.cumsum(full(x), axis),
             lambda x: jnp.sort(full(x), axis),
+            lambda x: jnp.where((jnp.sum(x, 2, keepdims=True) > 0), full(x), 0.5),
         ]
     )
 
@@ -103,6 +150,7 @@ def unary(draw: random.Random) -> Callable[[jax.Array], jax.Array]:
             jnp.square,
             lambda x: x.astype(jnp.bfloat16).astype(x.dtype),
             lambda x: jnp.clip(x, -0.5, 0.5),
+            lambda x: (x.view(jnp.uint32) >> 16 << 16).view(jnp.float32),
             lambda x: jax.lax.cond(jnp.sum(x) > 0, lambda: x * 2, lambda: -x),
             jax.checkpoint(lambda x: jnp.sin(x) * x),
             jax.jit(lambda x: x / (1 + jnp.max(jnp.abs(x), -1, keepdims=True))),
@@ -129,11 +177,21 @@ def make_rule(draw: random.Random, pool: int) -> Rule:
     for at in range(pool, pool + draw.randint(1, 4)):
         a, b = draw.randrange(at), draw.randrange(at)
         if draw.random() < 0.5:
-            combine = binary(draw)
+            combine = draw.choice([binary, binary, product])(draw)
             steps.append(lambda xs, f=combine, a=a, b=b: f(xs[a], xs[b]))
         else:
             change = draw.choice(
-                [reduced, reduced, reduced, unary, unary, by_layer, rearranged]
+                [
+                    reduced,
+                    reduced,
+                    reduced,
+                    unary,
+                    unary,
+                    by_layer,
+                    by_layer,
+                    whole_loop,
+                    rearranged,
+                ]
             )(draw)
             steps.append(lambda xs, f=change, a=a: f(xs[a]))
 
