@@ -50,7 +50,8 @@ class PartArrays:
         self.wanted: set[int] = set()  # leaves that are combined with parted values
         self.tags: dict[int, frozenset[int]] = {}  # id of a whole value -> its leaves
         self.keep: list[Any] = []  # keeps values alive, so that their ids stay unique
-        self.scalars: dict[int, Any] = {}  # id of a whole value -> its fill value
+        # id of a whole value -> the operand that it broadcasts, and the axes of that
+        self.broadcasts: dict[int, tuple[Any, Sequence[int]]] = {}
         # By shape: the cuts of values that are views of leaves.
         self.views: dict[tuple[int, ...], list[tuple[Box, ...]]] = {}
 
@@ -81,7 +82,7 @@ class PartArrays:
         return value
 
     def is_zero(self, value: Any) -> bool:
-        value = self.scalars.get(id(value), value)
+        value, _ = self.broadcasts.get(id(value), (value, ()))
         known = not isinstance(value, jax.core.Tracer | Parted) and np.ndim(value) == 0
         is_key = jnp.issubdtype(getattr(value, "dtype", bool), jax.dtypes.prng_key)
         return known and not is_key and not np.any(np.asarray(value))
@@ -102,9 +103,9 @@ class PartArrays:
             ]
             if found := frozenset().union(*leaves):
                 self.tag(outs[0], found)
-        if eqn.primitive.name == "broadcast_in_dim" and eqn.invars[0].aval.shape == ():
+        if eqn.primitive.name == "broadcast_in_dim":
             self.keep.append(outs[0])
-            self.scalars[id(outs[0])] = operands[0]
+            self.broadcasts[id(outs[0])] = operands[0], eqn.params["broadcast_dimensions"]
         return outs
 
     def on_parts(self, eqn: JaxprEqn, operands: list[Any]) -> list[Any] | None:
@@ -210,8 +211,11 @@ class PartArrays:
             return value.within(box)
         if jnp.shape(value) == ():
             return value
-        if id(value) in self.scalars:
-            part = jnp.broadcast_to(self.scalars[id(value)], sizes(box))
+        if id(value) in self.broadcasts:
+            operand, places = self.broadcasts[id(value)]
+            pairs = zip(places, jnp.shape(operand), strict=True)
+            own = tuple(box[axis] if size > 1 else range(size) for axis, size in pairs)
+            part = jax.lax.broadcast_in_dim(self.part_of(operand, own), sizes(box), places)
             return sharded_like(part, jax.typeof(value))
         self.wanted |= self.tags.get(id(value), frozenset())
         return Piece(whole_box(value.shape), value).cut(box, box).array

@@ -109,24 +109,42 @@ def test_weights_that_are_cast_first(mesh4: Any) -> None:
     assert cut_arguments(step, problem) == 2
 
 
-def test_memory_is_that_of_weights_by_layer(mesh4: Any) -> None:
-    whole = problem_of(one_by_one)
+def muon(weights: Any) -> optax.GradientTransformation:
+    # Of each matrix, not of the array of all layers.
+    axes = {"w": optax.contrib.MuonDimensionNumbers(-2, -1), "b": None}
+    by_layer = [axes] * LAYERS if isinstance(weights, list) else axes
+    return optax.contrib.muon(1e-2, muon_weight_dimension_numbers=by_layer)
 
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda _: ADAM,
+        lambda _: optax.adafactor(1e-2),
+        lambda _: optax.lamb(1e-2),
+        lambda _: optax.contrib.prodigy(),
+        muon,
+    ],
+    ids=["adamw", "adafactor", "lamb", "prodigy", "muon"],
+)
+def test_memory_is_that_of_weights_by_layer(make: Any, mesh4: Any) -> None:
     def loss(params: Any, mb: Any, i: Any, mark: Any) -> Any:
         x = mb["x"]
-        for k, p in enumerate(params):
+        for k in range(LAYERS):
+            p = params[k] if isinstance(params, list) else {n: w[k] for n, w in params.items()}
             x = models.layer(p, x)
             if k % 2:
                 x = mark(x)
         return models.mse(x, mb["y"]), ()
 
-    lists = Problem(loss, models.weights(LAYERS), models.batch(4), ADAM)
+    lists = models.weights(LAYERS, 64)
     peaks = []
-    for problem in (whole, lists):
+    for params in (lists, jax.tree.map(lambda *ws: jnp.stack(ws), *lists)):
+        problem = Problem(loss, params, models.batch(4, d=64), make(params))
         step = assert_trains_equal(problem, jaxpp.Std1F1B(4), mesh4, steps=1)
         summary = traced_of(step, problem).plan.summary()
         peaks.append(max(rank.peak_bytes for rank in summary))
-    assert peaks[0] < 1.1 * peaks[1]
+    assert peaks[1] < 1.1 * peaks[0]
 
 
 def test_frozen_rows_stay_on_their_ranks(mesh4: Any) -> None:
