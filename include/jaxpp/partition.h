@@ -36,7 +36,8 @@
 //     says, or else on ranks that have all of its operands or, if there are none, all of
 //     its arrays. If no rank has these either, a small op runs on each rank that needs
 //     its result, a large sum on all ranks that have a term, and any other large op on
-//     the ranks that have its largest operand.
+//     the ranks that have its largest operand. Scalars of a dtype that one task makes for
+//     the same tasks of other ranks are sent in one array.
 //  6. A result that becomes an argument of the next step is left on all ranks that need
 //     it there; if it depends on no loop, each of these ranks computes it.
 //

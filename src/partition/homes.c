@@ -193,9 +193,9 @@ static uint32_t largest_held_operand(const finder_t* f, const jpp_op_t* op) {
 }
 
 // Whether the op makes only small values, of a large one that has no fixed home: then the
-// ranks that hold the large one, if any do, are in c->scratch. An example is the norm of a
-// weight, scaled or not by a number from the loop: its rank computes and sends it, and the
-// weight stays where it is.
+// ranks that hold the large one, if any do, are in c->scratch. An example is the norm of
+// a weight, scaled or not by a number from the loop: its rank computes and sends it, and
+// the weight stays where it is.
 static bool reduces_held(const finder_t* f, const jpp_op_t* op) {
   const jpp_placer_t* c = f->c;
   if (op->kind != JPP_OP_CALL || (op->flags & JPP_OP_EFFECT)) return false;

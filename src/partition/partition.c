@@ -38,6 +38,18 @@ jpp_status_t* jpp__partition_define(jpp_partitioner_t* p, const jpp_op_t* op,
   return NULL;
 }
 
+jpp_status_t* jpp__partition_flatten(jpp_partitioner_t* p, uint32_t value,
+                                     uint64_t elements, uint64_t bytes) {
+  int64_t* dims = NULL;
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(p->arena, 1, &dims));
+  dims[0] = (int64_t)elements;
+  jpp_value_t* flat = &p->values.data[value];
+  flat->type.ndim = 1;
+  flat->type.dims = dims;
+  flat->bytes = bytes;
+  return NULL;
+}
+
 static jpp_status_t* check_placement(const jpp_graph_t* graph, uint32_t loop,
                                      const jpp_partition_options_t* options) {
   const jpp_loop_placement_t* placement = &options->loops[loop];
@@ -158,6 +170,7 @@ static jpp_status_t* run_passes(jpp_partitioner_t* p, jpp_staged_t* staged) {
   JPP_RETURN_IF_ERROR(jpp__partition_share_stages(p));
   JPP_RETURN_IF_ERROR(jpp__partition_place(p));
   JPP_RETURN_IF_ERROR(jpp__partition_make_outer_tasks(p));
+  JPP_RETURN_IF_ERROR(jpp__partition_pack_scalars(p));
   JPP_RETURN_IF_ERROR(jpp__partition_share_outer(p));
   JPP_RETURN_IF_ERROR(jpp__partition_find_outputs(p));
   return fill_staged(p, staged);

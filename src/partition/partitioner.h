@@ -98,12 +98,14 @@ jpp_status_t* jpp__partition_reduce(jpp_partitioner_t* p, uint32_t loop) JPP_MUS
 jpp_status_t* jpp__partition_fill_tasks(jpp_partitioner_t* p) JPP_MUST_USE;
 // share.c: divides stage tasks so that one part equals another stage's task.
 jpp_status_t* jpp__partition_share_stages(jpp_partitioner_t* p) JPP_MUST_USE;
-// share.c: the same for tasks outside the loops.
-jpp_status_t* jpp__partition_share_outer(jpp_partitioner_t* p) JPP_MUST_USE;
 // place.c: decides the ranks and the phase of every op outside the loops.
 jpp_status_t* jpp__partition_place(jpp_partitioner_t* p) JPP_MUST_USE;
 // outer.c: decides levels, and creates the tasks outside the loops.
 jpp_status_t* jpp__partition_make_outer_tasks(jpp_partitioner_t* p) JPP_MUST_USE;
+// pack.c: sends scalars of these tasks together.
+jpp_status_t* jpp__partition_pack_scalars(jpp_partitioner_t* p) JPP_MUST_USE;
+// share.c: divides these tasks like those of stages.
+jpp_status_t* jpp__partition_share_outer(jpp_partitioner_t* p) JPP_MUST_USE;
 // outputs.c: finds the outputs of every task, once all inputs are known.
 jpp_status_t* jpp__partition_find_outputs(jpp_partitioner_t* p) JPP_MUST_USE;
 
@@ -128,6 +130,9 @@ jpp_status_t* jpp__partition_add_value(jpp_partitioner_t* p, uint32_t like, uint
 jpp_status_t* jpp__partition_define(jpp_partitioner_t* p, const jpp_op_t* op,
                                     uint32_t like, uint32_t loop, uint32_t* out_op,
                                     uint32_t* out_value) JPP_MUST_USE;
+// Makes a value one-dimensional.
+jpp_status_t* jpp__partition_flatten(jpp_partitioner_t* p, uint32_t value,
+                                     uint64_t elements, uint64_t bytes) JPP_MUST_USE;
 // The leaves of a tree of JPP_OP_ADD whose inner sums have no other use, left to right.
 typedef struct jpp_add_tree {
   jpp_u32_vec_t leaves;  // value ids

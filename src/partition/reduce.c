@@ -144,20 +144,6 @@ static jpp_status_t* reduce_value(reducer_t* r, uint32_t result, uint32_t task,
   return is_small_sum(r, &of) ? JPP_VEC_PUSH(&r->small, of) : add_reduction(r, &of);
 }
 
-// Makes the value one-dimensional.
-static jpp_status_t* flatten(const reducer_t* r, uint32_t value, uint64_t elements,
-                             uint64_t bytes) {
-  jpp_partitioner_t* p = r->p;
-  int64_t* dims = NULL;
-  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(p->arena, 1, &dims));
-  dims[0] = (int64_t)elements;
-  jpp_value_t* flat = &p->values.data[value];
-  flat->type.ndim = 1;
-  flat->type.dims = dims;
-  flat->bytes = bytes;
-  return NULL;
-}
-
 static jpp_status_t* unpack(reducer_t* r, uint32_t packed, uint32_t element,
                             uint32_t out) {
   jpp_partitioner_t* p = r->p;
@@ -194,7 +180,7 @@ static jpp_status_t* reduce_packed(reducer_t* r, const reduction_t* sums, size_t
   uint32_t op = 0, loop_op = p->graph->loops[r->loop].op;
   JPP_RETURN_IF_ERROR(
       jpp__partition_define(p, &pack, sums[0].value, r->loop, &op, &packed.value));
-  JPP_RETURN_IF_ERROR(flatten(r, packed.value, elements, bytes));
+  JPP_RETURN_IF_ERROR(jpp__partition_flatten(p, packed.value, elements, bytes));
   JPP_RETURN_IF_ERROR(add_to_task(r, op, packed.task));
   JPP_RETURN_IF_ERROR(
       jpp__partition_add_value(p, packed.value, JPP_NONE, loop_op, &packed.final));

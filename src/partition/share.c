@@ -87,7 +87,10 @@ static uint64_t code_of(const sharer_t* s, const jpp_op_t* op) {
       return known ? mix(op->kind, reduce) : 0;
     }
     case JPP_OP_SUM:
+    case JPP_OP_PACK:
       return mix(op->kind, op->num_inputs);
+    case JPP_OP_UNPACK:
+      return mix(op->kind, op->attr);
     default:
       return 0;
   }

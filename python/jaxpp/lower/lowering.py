@@ -91,7 +91,8 @@ class TaskLowerer:
                     env[first] = as_reduced(env[first])
                 return
             if made.kind == _core.OP_PACK:
-                env[first] = jax.lax.concatenate([jnp.ravel(v) for v in values], 0)
+                flat = [jnp.ravel(as_reduced(v)) for v in values]
+                env[first] = jax.lax.concatenate(flat, 0)
                 return
             if made.kind == _core.OP_UNPACK:
                 shape = self.avals[first].shape

@@ -340,10 +340,12 @@ class StepShardings:
                     partial[v] = axes
                     by_value[v] = _without(by_value[v], axes)
         value_bytes = [0] * len(origins)
+        packed = staged.packed()
         for v, spec in by_value.items():
             if v in ranks:
                 mesh = self._mesh_of(ranks[v])
-            value_bytes[v] = _shard_bytes(spec, self._graph.avals[origins[v]], mesh)
+            one = _shard_bytes(spec, self._graph.avals[origins[v]], mesh)
+            value_bytes[v] = one * packed.get(v, 1)  # scalars, on several devices
         return Specs(by_value, value_bytes, partial)
 
     def _unreduced_type(self, value: int) -> PartitionSpec | None:
@@ -358,7 +360,7 @@ class StepShardings:
         origins = staged.origins()
         results = {placed.value for placed in staged.outputs()}
         found = {}
-        for v in _crossing_values(staged) - results:
+        for v in _crossing_values(staged) - results - staged.packed().keys():
             if origins[v] in self._graph.specs:  # the user placed it
                 continue
             if (spec := self._unreduced_type(origins[v])) is not None:

@@ -123,3 +123,44 @@ def test_transposed_weights_are_not_kept(layer: str) -> None:
 
 def test_the_distance_from_weights_that_no_stage_uses() -> None:
     check(plain_loss, LAYERS["autodiff"], with_distance=True)
+
+
+CHECKS: dict[str, Callable[[list[Any]], Any]] = {
+    "finite": lambda grads: jnp.all(jnp.array([jnp.all(jnp.isfinite(g)) for g in grads])),
+    "largest": lambda grads: jnp.max(jnp.stack([jnp.max(jnp.abs(g)) for g in grads])) < 9,
+    "norms and signs": lambda grads: (
+        (jnp.linalg.norm(jnp.array([jnp.linalg.norm(g) for g in grads])) < 9)
+        & jnp.any(jnp.array([jnp.any(g > 0) for g in grads]))
+    ),
+}
+
+
+@pytest.mark.parametrize("axes", [{}, {"data": 2}], ids=str)
+@pytest.mark.parametrize("name", CHECKS)
+def test_a_number_for_each_weight_is_sent_in_one_message(name: str, axes: Any) -> None:
+    def loss(params: Any, x: Any) -> Any:
+        for stage in range(STAGES):
+            for w in params[5 * stage : 5 * stage + 5]:
+                x = jnp.tanh(x @ w)
+            x = jaxpp.mark_stage_end(x)
+        return jnp.mean((x - 0.1) ** 2)
+
+    def step(params: Any, xs: Any) -> Any:
+        total, grads = jaxpp.treduce(
+            lambda x: jax.value_and_grad(loss)(params, x),
+            xs,
+            jaxpp.Std1F1B(STAGES),
+            operation=jaxpp.Add,
+        )
+        rate = jnp.where(CHECKS[name](grads), 0.1, 0.0)
+        return [w - rate * g for w, g in zip(params, grads, strict=True)], total
+
+    keys = jax.random.split(jax.random.key(0), 5 * STAGES + 1)
+    params = [jax.random.normal(k, (WIDTH, WIDTH)) / 7 for k in keys[1:]]
+    xs = jax.random.normal(keys[0], (MICROBATCHES, ROWS, WIDTH))
+    ours = jaxpp.mpmd_jit_with_loop(step, mesh_of(STAGES, axes))
+    assert_equal(ours(params, xs), jax.jit(step)(params, xs), 1e-4)
+    dtypes = 2 if name == "norms and signs" else 1
+    for link in ours.compile(params, xs).cost_summary().links:
+        arrays = MICROBATCHES if abs(link.src - link.dst) == 1 else 0
+        assert link.messages == arrays + dtypes
