@@ -23,7 +23,7 @@ from jaxpp.errors import (
     tree_text,
     warn,
 )
-from jaxpp.jax_internals.arrays import as_addend, broadcast_prefix, is_cut_along
+from jaxpp.jax_internals.arrays import as_addend, broadcast_prefix, is_cut_along, sharded_like
 from jaxpp.jax_internals.context import is_of_a_closed_trace, is_tracing
 from jaxpp.jax_internals.jaxprs import (
     discharged,
@@ -76,11 +76,13 @@ loop_p.def_abstract_eval(_loop_abstract_eval)
 
 
 def _first_states(operations: Sequence[Any], values: Sequence[Any], length: int) -> list[Any]:
-    """The states before the first microbatch, whose values have these shapes and dtypes."""
-    return [
-        operation.state(length, jax.ShapeDtypeStruct(value.shape, value.dtype))
-        for operation, value in zip(operations, values, strict=True)
-    ]
+    """The states before the first microbatch, whose values have these types."""
+
+    def first(operation: Any, value: Any) -> Any:
+        state = operation.state(length, jax.ShapeDtypeStruct(value.shape, value.dtype))
+        return sharded_like(state, state_of(operation, length, value))
+
+    return list(map(first, operations, values))
 
 
 def _updated(
@@ -330,7 +332,8 @@ def _run_eagerly(
             result = tree.unflatten(values)
             names = _names_of(result)
             operations = _match_operations(operation, result, names, length, title)
-            states = _first_states(operations, values, length)
+            types = list(map(jax.typeof, values))
+            states = _first_states(operations, types, length)
         states = _updated(operations, states, values, index)
     return jax.tree.unflatten(tree, states)
 

@@ -229,6 +229,29 @@ def test_stacked_weights_stay_with_their_stages(stage: str, mesh: str, spec: Any
     assert parts.spec[0] == "stage"
 
 
+@pytest.mark.parametrize("spec", [P(None, None), P(None, "data"), P("data", None)], ids=str)
+def test_sums_without_jit(spec: Any) -> None:
+    mesh = explicit_mesh("2 x (data 2)")
+
+    def loss(w: Any, x: Any) -> Any:
+        x = jaxpp.mark_stage_end(jnp.tanh(batch_of(x) @ whole(w)))
+        return jnp.sum(x @ whole(w))
+
+    def step(w: Any, xs: Any) -> Any:
+        one = functools.partial(jax.value_and_grad(loss), w)
+        total, grad = jaxpp.treduce(one, xs, jaxpp.Std1F1B(2), operation=jaxpp.Add)
+        assert jax.typeof(grad).sharding.spec == spec
+        return total, grad
+
+    w, xs = arrays(1, WIDTH, WIDTH)[0], np.stack(arrays(MICROBATCHES, WIDTH, WIDTH))
+    run = jaxpp.mpmd_jit_with_loop(step, mesh, in_specs=(spec, P()))
+    found = run(w, xs)
+    rank_mesh = mesh.lowering_mesh()
+    with jax.set_mesh(rank_mesh), jax.disable_jit():
+        eager = run(jax.device_put(w, NamedSharding(rank_mesh, spec)), jnp.asarray(xs))
+    assert_equal(found, eager, 1e-5)
+
+
 def test_rows_by_numbers_with_shardings() -> None:
     def row(w: Any, k: int) -> Any:
         return jax.lax.dynamic_index_in_dim(w, jax.reshard(jnp.int32(k), P()), keepdims=False)
