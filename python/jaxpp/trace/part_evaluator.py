@@ -48,7 +48,9 @@ class Evaluator(PartArrays):
     def may_make_parts(self, eqn: JaxprEqn, operands: list[Any]) -> bool:
         """Whether an equation on whole values may have results in parts."""
         called, name = inlined(eqn), eqn.primitive.name
-        if (called is not None or name == "cond") and any(id(o) in self.tags for o in operands):
+        if called is None and name != "cond":
+            return False
+        if any(id(o) in self.tags for o in operands):
             return True
         # The transpose of a call that read rows writes them into zeros.
         views = any(self.layouts(v.aval.shape) for v in eqn.outvars)
@@ -64,9 +66,8 @@ class Evaluator(PartArrays):
             return self.cond(eqn, operands)
         if name == "scan":
             return self.scan(eqn, operands)
-        # Of vmap: all rows go on until each has a false condition.
-        is_batched = name == "while" and eqn.params["cond_jaxpr"].out_avals[0].ndim > 0
-        if name == "while" and not is_batched:
+        # A loop in vmap has a condition for each row, and goes on while any of them holds.
+        if name == "while" and eqn.params["cond_jaxpr"].out_avals[0].ndim == 0:
             return self.while_loop(eqn, operands)
         if name in _REMATS:
             return self.remat(eqn, operands)
@@ -146,8 +147,9 @@ class Evaluator(PartArrays):
     ) -> tuple[list[Any], list[Any]]:
         """The states after a scan over whole rows, and its stacked results."""
         count = len(states)
-        first = [jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for x in rows]
-        states = self.as_returned(lambda states, *xs: step(states, xs)[:count], states, first)
+        states = self.as_returned(
+            lambda states: step(states, [x[0] for x in rows])[:count], states
+        )
         flat, make = self.taken_apart(states)
 
         def body(flat: Sequence[Any], xs: Sequence[Any]) -> tuple[list[Any], list[Any]]:
@@ -179,17 +181,17 @@ class Evaluator(PartArrays):
         return _by_layout(jax.lax.while_loop(test, body, flat), states)
 
     def as_returned(
-        self, step: Callable[..., list[Any]], states: list[Any], more: Sequence[Any] = ()
+        self, step: Callable[[list[Any]], list[Any]], states: list[Any]
     ) -> list[Any]:
         """The states of a loop, those in parts that its step returns in parts."""
         flat, make = self.taken_apart(states)
         found: list[Any] = []
 
-        def once(flat: Sequence[Any], *more: Any) -> list[Any]:
-            found.extend(step(make(flat), *more))
+        def once(flat: Sequence[Any]) -> list[Any]:
+            found.extend(step(make(flat)))
             return flatten(found)[0]
 
-        jax.eval_shape(once, flat, *more)
+        jax.eval_shape(once, flat)
         cuts = [
             None if isinstance(state, Parted) else self.layout([value])
             for state, value in zip(states, found, strict=True)
@@ -198,7 +200,7 @@ class Evaluator(PartArrays):
             return states
         pairs = zip(states, cuts, strict=True)
         states = [self.cut_like(state, cut) if cut else state for state, cut in pairs]
-        return self.as_returned(step, states, more)
+        return self.as_returned(step, states)
 
     def flat_like(self, values: Sequence[Any], states: Sequence[Any]) -> list[Any]:
         """The arrays of values that are cut like the states of a loop."""
