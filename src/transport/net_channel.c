@@ -462,10 +462,10 @@ static jpp_status_t* warm_up_sender(jpp_net_channel_t* channel, bool* out_done) 
   const jpp_net_sender_t* sender = &channel->sender;
   if (!channel->warm_up_sent) return send_warm_up(channel, &channel->warm_up_sent);
   JPP_RETURN_IF_ERROR(jpp__net_channel_status(channel));
-  if (channel->peer->left) return jpp__net_left_status(channel->peer);
   *out_done =
       sender->granted - sender->sent == channel->base.spec.slots && channel->busy == 0;
-  return NULL;
+  // A peer may return the credits and leave.
+  return channel->peer->left && !*out_done ? jpp__net_left_status(channel->peer) : NULL;
 }
 
 // Done when the credit has been posted.
