@@ -111,7 +111,12 @@ def _plan(
             schedule.text().partition("\n")[0].removeprefix("schedule ")
             for schedule in schedules
         ),
-        notes=notes_of(graph.loops, shardings.partial, gathers or {}, traced_call.arg_names),
+        notes=notes_of(
+            graph.loops,
+            shardings.partial,
+            {v: gather for v, gather in (gathers or {}).items() if v in graph.gathered},
+            traced_call.arg_names,
+        ),
         closed=traced_call.closed,
         graph=graph,
         schedules=schedules,

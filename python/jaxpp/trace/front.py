@@ -67,3 +67,4 @@ class Graph:
     num_args: int  # number of arguments from the user; values 0 .. are all arguments
     num_ops: int
     specs: dict[int, PartitionSpec]  # of values of tasks that the user wrote
+    gathered: set[int]  # arguments that a loop gathers, sharded over the batch's devices

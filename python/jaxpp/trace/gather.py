@@ -60,26 +60,29 @@ class WeightGathers:
     ) -> None:
         self._of = dict(gathers)
         self._add = add
-        self._gathered: dict[int, int] = {}  # in a loop's body: the gathered values of weights
+        self._weights = {value: value for value in gathers}  # of weights and of their casts
+        self.gathered: set[int] = set()  # the weights that a loop gathers
+        self._made: dict[int, int] = {}  # in a loop's body: the gathered values of weights
         self._parts: set[int] = set()  # values gathered at each use, and parts of them
         self._index: int | None = None  # of the loop
         # The loop's index, and values that depend on it alone.
         self._from_index: set[int] = set()
 
     def begin_loop(self, index: int) -> None:
-        self._gathered, self._parts = {}, set()
+        self._made, self._parts = {}, set()
         self._index, self._from_index = index, {index}
 
     def of(self, operand: Any) -> Gather | None:
         """How an operand is gathered; None if it is not gathered."""
         return self._of.get(operand) if isinstance(operand, int) else None
 
-    def follow_cast(self, gather: Gather, cast: int) -> int:
+    def follow_cast(self, weight: int, cast: int) -> int:
         """Gathers the cast of a weight instead of the weight, so that shards are cast
         first."""
+        gather = self._of[weight]
         # Otherwise, Shardy could give the cast the sharding of its user, the gather.
         kept = self._add(_gather_p, {"sharding": gather.before}, [cast], False)
-        self._of[kept] = gather
+        self._of[kept], self._weights[kept] = gather, self._weights[weight]
         return kept
 
     def gather(self, operands: Sequence[Any]) -> list[Any]:
@@ -89,13 +92,14 @@ class WeightGathers:
             return list(operands)
         for value in operands:
             gather = self.of(value)
-            if gather is not None and value not in self._gathered:
+            if gather is not None and value not in self._made:
                 taken = [value] if gather.once else [value, self._index]
                 params = {"sharding": gather.after}
-                self._gathered[value] = self._add(_gather_p, params, taken, not gather.once)
+                self._made[value] = self._add(_gather_p, params, taken, not gather.once)
+                self.gathered.add(self._weights[value])
                 if not gather.once:
-                    self._parts.add(self._gathered[value])
-        return [self._gathered.get(o, o) if isinstance(o, int) else o for o in operands]
+                    self._parts.add(self._made[value])
+        return [self._made.get(o, o) if isinstance(o, int) else o for o in operands]
 
     def is_part(self, primitive: Any, operands: Sequence[Any]) -> bool:
         """Whether an op makes a part of a weight that is gathered at each use: the part is

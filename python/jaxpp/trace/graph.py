@@ -168,12 +168,14 @@ class _Walker(GraphBuilder):
         anything else."""
         if eqn.primitive is not jax.lax.convert_element_type_p:
             return None
-        gather = gathers.of(operands[0])
-        if gather is None or bytes_of(eqn.outvars[0].aval) > bytes_of(eqn.invars[0].aval):
+        (weight,) = operands
+        if gathers.of(weight) is None:
+            return None
+        if bytes_of(eqn.outvars[0].aval) > bytes_of(eqn.invars[0].aval):
             return None
         (cast,) = self.add_call(eqn, operands)
-        assert isinstance(cast, int)
-        return [gathers.follow_cast(gather, cast)]
+        assert isinstance(weight, int) and isinstance(cast, int)
+        return [gathers.follow_cast(weight, cast)]
 
     def add_called(
         self, eqn: JaxprEqn, called: ClosedJaxpr | Jaxpr, operands: list[Operand]
@@ -606,4 +608,5 @@ def build_graph(
         len(args),
         builder.num_ops,
         builder.specs,
+        builder.gathers.gathered if builder.gathers else set(),
     )

@@ -502,7 +502,19 @@ def pipelined(case: Case, mesh: Any, in_specs: Any = None) -> Callable[..., Any]
     if "scan over microbatches" in case.options:
         reduce, options["schedule"] = _scan_over_microbatches(case), case.schedule
     step = case.step(reduce, jaxpp.mark_stage_end, constrain)
+    if in_specs is not None and "explicit axes" in case.options:
+        step = _of_whole_arguments(step)
     return jaxpp.mpmd_jit_with_loop(step, mesh, compiler_options=_ROUND, **options)
+
+
+def _of_whole_arguments(step: Callable[..., Any]) -> Callable[..., Any]:
+    """The step for explicit axes, where JAX has no product of operands of which both are
+    sharded along the same axis of the mesh."""
+
+    def on_wholes(*args: Any) -> Any:
+        return step(*jax.tree.map(lambda leaf: jax.reshard(leaf, PartitionSpec()), args))
+
+    return on_wholes
 
 
 def _explicit(mesh: Any) -> Any:

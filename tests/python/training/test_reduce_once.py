@@ -304,6 +304,7 @@ def test_a_rule_says_when_each_weight_is_gathered():
     assert "'down'" not in once
     assert "'down'" in each
     assert "'b'" not in once + each
+    assert "opt_state" not in once + each  # which the loop does not read
 
 
 def test_the_proof_counts_what_is_kept():
