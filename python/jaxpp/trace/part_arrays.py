@@ -1,4 +1,4 @@
-"""Equations on values in parts, as `part_evaluator.py` evaluates them, that have no jaxprs."""
+"""Evaluates equations on values in parts, except those that contain jaxprs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from jaxpp.jax_internals.arrays import sharded_like
 from jaxpp.jax_internals.jaxprs import bind
 from jaxpp.trace.boxes import Bounds, Box, common_box, is_whole, sizes, whole_box
 from jaxpp.trace.memories import move_of_one
-from jaxpp.trace.pieces import Parted, Piece
+from jaxpp.trace.pieces import Parted, Piece, sum_of
 from jaxpp.trace.rows import gathered_places, moved_axes, scattered_values
 from jaxpp.trace.stage_rows import LeafCuts, constrained_axes, is_elementwise, is_reshape
 
@@ -32,7 +32,6 @@ _REDUCTIONS: dict[str, Callable[[Any, Any], Any]] = {
     "reduce_or": jax.lax.bitwise_or,
 }
 
-
 # These treat the matrices along the last two axes one by one.
 _OF_MATRICES = {"cholesky", "eigh", "svd", "qr", "lu", "triangular_solve", "tridiagonal"}
 _ALONG_AXIS = {"cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"}
@@ -42,7 +41,7 @@ _KEEPS_ZEROS = ("add_any", "convert_element_type", "neg", "copy")
 
 
 class PartArrays:
-    """Evaluates equations that have no jaxprs, and records which leaves they need whole."""
+    """Evaluates equations that contain no jaxprs, and records which leaves they need whole."""
 
     def __init__(self, parting: LeafCuts) -> None:
         self.parting = parting
@@ -344,7 +343,7 @@ class PartArrays:
                 (array,) = self.bind(eqn, pair[::order])
                 shared = tuple(piece.box[axis] for axis in batch[k])
                 pieces.append(Piece(sum(free[::order], shared), array))
-        return self.combined(eqn, operands, pieces, jax.lax.add)
+        return self.combined(eqn, operands, pieces, lambda a, b: sum_of((a, b)))
 
     def batched(self, eqn: JaxprEqn, operands: list[Any], mixed: set[int]) -> list[Any]:
         """An equation that mixes elements only along the `mixed` axes of its operands."""

@@ -1,4 +1,4 @@
-"""Evaluates a jaxpr on values in parts, including the jaxprs of its equations."""
+"""Evaluates jaxprs on values in parts: loops, conditions and calls."""
 
 from __future__ import annotations
 

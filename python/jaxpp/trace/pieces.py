@@ -32,7 +32,7 @@ from jaxpp.trace.boxes import (
     whole_box,
 )
 
-__all__ = ["Parted", "Piece"]
+__all__ = ["Parted", "Piece", "sum_of"]
 
 _MOST_PIECES = 1 << 12  # limit on the pieces after a reshape
 
@@ -76,7 +76,7 @@ class Piece:
         return self.cut(tuple(map(positions, common, self.box)), inside)
 
 
-def _sum(arrays: Iterable[Any]) -> Any:
+def sum_of(arrays: Iterable[Any]) -> Any:
     """The sum of arrays of equal shapes; of booleans, whether one of them is true."""
 
     def add(a: Any, b: Any) -> Any:
@@ -117,7 +117,7 @@ def _assembled(pieces: Sequence[Piece], shape: Sequence[int], dtype: Any) -> Any
             for own, size in zip(piece.box, shape, strict=True)
         ]
         padded.append(jax.lax.pad(piece.shaped().array, zero, around))
-    return _sum(padded)
+    return sum_of(padded)
 
 
 def _beside(pieces: Sequence[Piece], axis: int, size: int) -> dict[range, list[Piece]]:
@@ -141,7 +141,7 @@ def _added(pieces: Iterable[Piece], more: Iterable[Piece]) -> list[Piece]:
         boxes = {p.box: None for p in (*meets, piece)}
         for box in atoms(list(boxes)) if len(boxes) > 1 else boxes:
             arrays = [own.shaped().array for p in (*meets, piece) if (own := p.within(box))]
-            found[box] = Piece(box, _sum(arrays))
+            found[box] = Piece(box, sum_of(arrays))
     return list(found.values())
 
 
