@@ -451,10 +451,10 @@ PyObject* jpp_py_runtimes_close(PyObject* module, PyObject* unused) {
   jpp_py_dropped_close();
   bool broken = false, ok = true;
   // Holds each one: other threads may drop it while this one waits.
-  for (PyObject* at = Py_XNewRef(g_runtimes); at;) {
+  for (PyObject* at = Py_XNewRef((PyObject*)g_runtimes); at;) {
     runtime_object_t* self = (runtime_object_t*)at;
     ok = close_runtime(self, &broken);
-    PyObject* next = ok ? Py_XNewRef(self->next) : NULL;
+    PyObject* next = ok ? Py_XNewRef((PyObject*)self->next) : NULL;
     Py_DECREF(at);
     at = next;
   }
