@@ -162,7 +162,8 @@ static jpp_status_t* collect_kept(const jpp_plan_t* plan, const jpp_task_t* task
   for (uint32_t i = 0; i < task->num_outputs; ++i) {
     uint32_t value = task->outputs[i];
     const jpp_op_t* op = &staged->ops[staged->values[value].producer];
-    if (op->loop == JPP_NONE || op->kind != JPP_OP_CALL) continue;
+    bool is_call = op->kind == JPP_OP_CALL || op->kind == JPP_OP_ADD;
+    if (op->loop == JPP_NONE || !is_call) continue;
     JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(kept, (kept_t){.rank = task->rank,
                                                     .name = op->name,
                                                     .where = op->where ? op->where : "?",

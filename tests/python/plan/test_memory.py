@@ -144,6 +144,10 @@ def cast(weights: jax.Array, x: jax.Array) -> jax.Array:
     return scanned(weights.astype(jnp.bfloat16), x)
 
 
+def rounded(weights: jax.Array, x: jax.Array) -> jax.Array:
+    return scanned(weights + jax.lax.stop_gradient(jnp.round(weights) - weights), x)
+
+
 def lines_before_the_loop(layers: Any, dtype: Any) -> list[tuple[str, str, str]]:
     """The rank, size and op of each value that `explain()` lists. Rank 0 has the rows 0 and 1
     of the weights, rank 1 the rows 2 and 3."""
@@ -170,6 +174,7 @@ def lines_before_the_loop(layers: Any, dtype: Any) -> list[tuple[str, str, str]]
         (unrolled, jnp.float32, ("32.0 KiB", "slice")),
         (scanned, jnp.float32, None),
         (cast, jnp.bfloat16, ("16.0 KiB", "convert_element_type")),
+        (rounded, jnp.float32, ("32.0 KiB", "add")),
     ],
 )
 def test_explain_lists_what_is_kept_for_the_loop(
