@@ -23,7 +23,7 @@ typedef struct scalar {
 typedef struct packer {
   jpp_partitioner_t* p;
   uint64_t* ranks;  // [tasks * words] of a task and of those that repeat it
-  uint32_t* owner;  // [ops] the only task outside the loops that runs it
+  uint32_t* owner;  // [ops] the last task outside the loops that runs it
   bool* stays;      // [values] must not be packed
   JPP_VEC(sent_t) sents;
   JPP_VEC(scalar_t) scalars;
@@ -43,8 +43,9 @@ static void keep_all(const packer_t* k, const uint32_t* values, uint32_t count) 
   for (uint32_t i = 0; i < count; ++i) k->stays[values[i]] = true;
 }
 
-// Values that stay: those that stage tasks, loops, the user's own tasks or the caller
-// take, and those that an op takes which several tasks run.
+// Fills `ranks`, `owner` and `stays`. A value stays if a stage task, a loop, a task that
+// the user wrote or the caller takes it, or if several tasks run an op that takes or
+// makes it.
 static void find_owners(const packer_t* k) {
   const jpp_partitioner_t* p = k->p;
   for (uint32_t t = 0; t < p->tasks.count; ++t) {
@@ -125,7 +126,7 @@ static jpp_status_t* find_sents(packer_t* k) {
 
 // --- Packs ----------------------------------------------------------------------------
 
-// Whether two scalars can be in one pack: 0. Otherwise, their order.
+// 0 if two scalars can be in one pack; otherwise their order.
 static int compare_packs(const scalar_t* a, const scalar_t* b) {
   if (a->sents->from != b->sents->from) return a->sents->from < b->sents->from ? -1 : 1;
   if (a->dtype != b->dtype) return a->dtype < b->dtype ? -1 : 1;
