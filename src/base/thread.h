@@ -7,8 +7,9 @@
 
 #include "jaxpp/status.h"
 
-// JPP_OUT_OF_MEMORY, which `what` precedes, for example "issue thread 1".
+// `name`: of at most 15 characters, for debuggers and `top -H`. JPP_OUT_OF_MEMORY if the
+// system refuses another thread.
 jpp_status_t* jpp__thread_start(pthread_t* thread, void* (*run)(void*), void* user,
-                                const char* what) JPP_MUST_USE;
+                                const char* name) JPP_MUST_USE;
 
 #endif  // JPP_BASE_THREAD_H_

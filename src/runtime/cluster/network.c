@@ -14,6 +14,8 @@
 
 // Devices, and aborts by this process, have no descriptor to poll.
 enum { kNapNanoseconds = 50000, kLongNapNanoseconds = 1000000 };
+// The same between two steps, when only other processes may wait for this one.
+enum { kIdleNapNanoseconds = 300000, kLongIdleNapNanoseconds = 50000000 };
 enum { kFlushMs = 10000, kAbortMs = 200 };
 
 // --- Open -----------------------------------------------------------------------------
@@ -245,7 +247,7 @@ static bool awaits_devices(const jpp_runtime_t* runtime) {
   return false;
 }
 
-void jpp__network_wait(jpp_runtime_t* runtime) {
+void jpp__network_wait(jpp_runtime_t* runtime, bool between_steps) {
   int descriptor = -1;
   bool armed = false, some = false;
   jpp__wakeup_begin(&runtime->wakeup);
@@ -257,8 +259,9 @@ void jpp__network_wait(jpp_runtime_t* runtime) {
   bool polls = descriptor < 0 || awaits_devices(runtime);
   pthread_mutex_unlock(&runtime->network_mutex);
   if (!some && (armed || descriptor < 0)) {
-    jpp__wakeup_sleep(&runtime->wakeup, descriptor,
-                      polls ? kNapNanoseconds : kLongNapNanoseconds);
+    int64_t nap = between_steps ? kIdleNapNanoseconds : kNapNanoseconds;
+    int64_t longest = between_steps ? kLongIdleNapNanoseconds : kLongNapNanoseconds;
+    jpp__wakeup_sleep(&runtime->wakeup, descriptor, polls ? nap : longest);
   }
   jpp__wakeup_end(&runtime->wakeup);
 }

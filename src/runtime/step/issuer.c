@@ -4,16 +4,10 @@
 // timeout can decide.
 #include "runtime/step/issuer.h"
 
-#include <sched.h>
-
 #include "base/clock.h"
 #include "runtime/cluster/network.h"
 #include "runtime/cluster/peer_state.h"
 #include "runtime/step/state.h"
-
-// Messages of other processes usually arrive soon: a hop takes tens of microseconds. If
-// processes share cores, however, spinning takes a core from a process that has work.
-enum { kNetworkYields = 200 };
 
 // What a thread found when it visited all actors.
 typedef struct round {
@@ -102,18 +96,16 @@ static const jpp_actor_t* find_late(jpp_runtime_t* runtime, int64_t quiet_since,
 }
 
 // Called after a round in which nothing was issued and nothing arrived.
-static const jpp_actor_t* wait_for_network(jpp_runtime_t* runtime, int64_t quiet_since,
-                                           uint32_t idle_rounds) {
+static const jpp_actor_t* wait_for_network(jpp_runtime_t* runtime,
+                                           int64_t quiet_since) {
   const jpp_actor_t* late = NULL;
   int64_t now = jpp__clock_now(), quiet = now - quiet_since;
   if (quiet / JPP_NANOSECONDS_OF_MS > runtime->stall_timeout_ms) {
     runtime->step->halt = JPP_HALT_STALLED;
   } else if (quiet > kJppDeadlineQuiet && (late = find_late(runtime, quiet_since, now))) {
     runtime->step->halt = JPP_HALT_LATE;
-  } else if (idle_rounds < kNetworkYields) {
-    sched_yield();
   } else {
-    jpp__network_wait(runtime);
+    jpp__network_wait(runtime, false);
   }
   return late;
 }
@@ -127,15 +119,14 @@ const jpp_actor_t* jpp__issuer_run(jpp_runtime_t* runtime) {
   }
   const jpp_actor_t* late = NULL;
   int64_t quiet_since = runtime->network ? jpp__clock_now() : 0;
-  for (uint32_t idle_rounds = 0; !jpp__step_is_halted(runtime, runtime->step);) {
+  while (!jpp__step_is_halted(runtime, runtime->step)) {
     round_t round = issue_round(runtime, 0, runtime->plan->ranks);
     bool issued = round.some, arrived = jpp__network_progress(runtime);
     if (round.all_done) break;
     if (issued && runtime->network) quiet_since = jpp__clock_now();
-    if (issued || arrived) {
-      idle_rounds = 0;
-    } else if (runtime->network) {
-      late = wait_for_network(runtime, quiet_since, idle_rounds++);
+    if (issued || arrived) continue;
+    if (runtime->network) {
+      late = wait_for_network(runtime, quiet_since);
     } else {
       note_stuck(runtime);
     }

@@ -6,14 +6,18 @@
 #include "runtime/cluster/network.h"
 #include "runtime/step/state.h"
 
-// How often an idle issuing thread drives the network.
-enum { kBriefNanoseconds = 300000 };
-
 static jpp_step_t* slot_of(jpp_queue_t* queue, uint64_t number) {
   return &queue->slots[number % queue->count];
 }
 
 // --- Threads --------------------------------------------------------------------------
+
+static bool has_nothing_to_issue(jpp_queue_t* queue) {
+  pthread_mutex_lock(&queue->mutex);
+  bool nothing = queue->issued == atomic_load(&queue->submitted) && !queue->stopping;
+  pthread_mutex_unlock(&queue->mutex);
+  return nothing;
+}
 
 // While this process has nothing to issue, it still receives messages of other processes,
 // and sends its remaining ones. While its devices work on a step, it also checks for
@@ -28,9 +32,10 @@ static void await_submission(jpp_runtime_t* runtime) {
   pthread_mutex_unlock(&queue->mutex);
   bool some = jpp__network_progress(runtime);
   if (working && !some) jpp__network_check(runtime);
+  jpp__wakeup_begin(&runtime->wakeup);
+  if (!some && has_nothing_to_issue(queue)) jpp__network_wait(runtime, true);
+  jpp__wakeup_end(&runtime->wakeup);
   pthread_mutex_lock(&queue->mutex);
-  bool idle = queue->issued == atomic_load(&queue->submitted) && !queue->stopping;
-  if (!some && idle) jpp__wait_for(&queue->to_issue, &queue->mutex, kBriefNanoseconds);
 }
 
 // Takes one step after the other, and issues or finishes it.
@@ -68,13 +73,6 @@ static void* finisher_main(void* runtime) {
   return NULL;
 }
 
-static jpp_status_t* start_thread(jpp_runtime_t* runtime, void* (*run)(void*),
-                                  pthread_t* thread) {
-  JPP_RETURN_IF_ERROR(jpp__thread_start(thread, run, runtime, "a thread of the runtime"));
-  ++runtime->queue.threads;
-  return NULL;
-}
-
 void jpp__queue_init(jpp_queue_t* queue) {
   pthread_mutex_init(&queue->mutex, NULL);
   jpp__wait_init_condition(&queue->to_issue);
@@ -90,8 +88,14 @@ void jpp__queue_deinit(jpp_queue_t* queue) {
 }
 
 jpp_status_t* jpp__queue_start(jpp_runtime_t* runtime) {
-  JPP_RETURN_IF_ERROR(start_thread(runtime, issuer_main, &runtime->queue.issuer));
-  return start_thread(runtime, finisher_main, &runtime->queue.finisher);
+  jpp_queue_t* queue = &runtime->queue;
+  JPP_RETURN_IF_ERROR(
+      jpp__thread_start(&queue->issuer, issuer_main, runtime, "jpp-issue"));
+  ++queue->threads;
+  JPP_RETURN_IF_ERROR(
+      jpp__thread_start(&queue->finisher, finisher_main, runtime, "jpp-finish"));
+  ++queue->threads;
+  return NULL;
 }
 
 void jpp__queue_stop(jpp_runtime_t* runtime) {
@@ -101,6 +105,7 @@ void jpp__queue_stop(jpp_runtime_t* runtime) {
   pthread_cond_signal(&queue->to_issue);
   pthread_cond_signal(&queue->to_finish);
   pthread_mutex_unlock(&queue->mutex);
+  jpp__wakeup_call(&runtime->wakeup);
   if (queue->threads > 0) pthread_join(queue->issuer, NULL);
   if (queue->threads > 1) pthread_join(queue->finisher, NULL);
 }
@@ -126,20 +131,22 @@ jpp_step_t* jpp__queue_reserve(jpp_runtime_t* runtime, const jpp_interrupt_t* in
   return step;
 }
 
-static void end_reservation(jpp_queue_t* queue, uint64_t submitted) {
+static void end_reservation(jpp_runtime_t* runtime, uint64_t submitted) {
+  jpp_queue_t* queue = &runtime->queue;
   pthread_mutex_lock(&queue->mutex);
   queue->reserved = false;
   atomic_fetch_add(&queue->submitted, submitted);
   pthread_cond_signal(&queue->to_issue);
   pthread_cond_broadcast(&queue->has_finished);  // to callers that wait for a slot
   pthread_mutex_unlock(&queue->mutex);
+  jpp__wakeup_call(&runtime->wakeup);
 }
 
-void jpp__queue_give_up(jpp_runtime_t* runtime) { end_reservation(&runtime->queue, 0); }
+void jpp__queue_give_up(jpp_runtime_t* runtime) { end_reservation(runtime, 0); }
 
 void jpp__queue_submit(jpp_runtime_t* runtime) {
   jpp__flight_submitted(&runtime->flight);
-  end_reservation(&runtime->queue, 1);
+  end_reservation(runtime, 1);
 }
 
 bool jpp__queue_await(jpp_runtime_t* runtime, uint64_t steps,

@@ -81,7 +81,7 @@ def launch(command: str, tmp_path: pathlib.Path) -> Launch:
 
 # Jobs that succeed, by devices per process; one launch of two processes runs them in turn.
 TOGETHER = {
-    1: ["train2", "types", "by_hand", "resharded", "saved", "left", "traced", "profiled"],
+    1: ["train2", "types", "by_hand", "resharded", "saved", "left", "traced", "profiled", "idle"],
     2: ["train2", "unequal", "types", "by_hand", "resharded", "saved", "left", "costed"],
 }
 Together = Callable[[int, str], tuple[pathlib.Path, Lines]]
@@ -224,6 +224,17 @@ def test_a_timeline_of_a_job(together: Together, command: str, tmp_path: pathlib
         [command, "plot", *parts], check=True, capture_output=True, text=True
     ).stdout
     assert "rank   0" in drawn and "rank   1" in drawn
+
+
+def test_idle_steps_cost_little(together: Together) -> None:
+    """A step that is not running does not keep the processor from those that are."""
+    _, lines = together(1, "idle")
+    for process in (0, 1):
+        rates = [(name, float(rate)) for name, rate in map(str.split, lines[process])]
+        names = collections.Counter(name for name, _ in rates)
+        assert set(names) == {"jpp-job", "jpp-issue", "jpp-finish", "jpp-network"}
+        assert names["jpp-issue"] >= 3
+        assert all(rate < 200 for _, rate in rates), rates
 
 
 def test_profiles_of_a_job(together: Together) -> None:

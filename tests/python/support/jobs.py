@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import os
 import pathlib
+import re
 import signal
 import sys
 import threading
@@ -159,6 +160,30 @@ def profiled(folder: str) -> None:
     jax.block_until_ready(step(weights, xs))
     with jax.profiler.trace(folder):
         jax.block_until_ready(step(weights, xs))
+
+
+def idle() -> None:
+    """How often the library's threads wake up while no step runs, in a second, by name."""
+    steps = [two_stages() for _ in range(3)]
+    for step, weights, xs in steps:
+        jax.block_until_ready(step(weights, xs))
+    before, start = wake_ups(), time.monotonic()
+    time.sleep(1)
+    after, seconds = wake_ups(), time.monotonic() - start
+    for thread, (name, count) in after.items():
+        say(name, (count - before[thread][1]) / seconds)
+
+
+def wake_ups() -> dict[str, tuple[str, int]]:
+    """The name of each thread of the library, and how often it has gone to sleep."""
+    found = {}
+    for thread in pathlib.Path("/proc/self/task").iterdir():
+        name = (thread / "comm").read_text().strip()
+        sleeps = re.search(r"^voluntary_ctxt_switches:\s*(\d+)", (thread / "status").read_text(), re.M)
+        assert sleeps
+        if name.startswith("jpp-"):
+            found[thread.name] = name, int(sleeps[1])
+    return found
 
 
 def left() -> None:
@@ -503,6 +528,7 @@ JOBS: dict[str, Callable[[], None]] = {
             alternating_rows,
             no_copy,
             left,
+            idle,
             costed,
             put_from_a_device,
         )
