@@ -2,8 +2,9 @@
 schedules, in one process and in a process per rank.
 
 All steps are measured alternately, so that a machine whose speed drifts slows them alike.
-Each is predicted twice: from traces of a trial of two microbatches, which does not run
-the step's other microbatches, and from traces of the step itself. Times are medians, and
+Each is predicted twice: from a trial of two microbatches, which does not run the step's
+other microbatches, and from a trace of the step itself. A trial is short, so in each turn
+it runs several times, and the median of its predictions counts. Times are medians, and
 errors are medians of the errors within a turn.
 
     python benchmarks/predictions.py [--turns N]
@@ -39,6 +40,7 @@ import jaxpp.api as jaxpp
 import models
 
 TRIAL = 2  # microbatches
+TRIALS = 6  # in a turn
 SCHEDULES = ("1F1B", "interleaved", "zero bubble")
 
 
@@ -101,19 +103,23 @@ class Case:
         return str(trace)
 
     def trace_trial(self) -> str:
-        for _ in range(2):  # the trace is of the last one
-            self.trial_state, loss = self.trial(self.trial_state, *cut(self.batch))
-            jax.block_until_ready((self.trial_state, loss))
+        self.trial_state, loss = self.trial(self.trial_state, *cut(self.batch))
+        jax.block_until_ready((self.trial_state, loss))
         return str(self.trial.trace_json())
 
-    def take_turn(self) -> tuple[str, str]:
-        """Measures and traces the step, and returns the traces of the step and of the trial.
-        Each runs once before it is measured, because other steps ran before."""
+    def take_turn(self) -> list[str]:
+        """Measures and traces the step, and returns the trace of the step and those of the
+        trials. Each runs once before it is measured, because other steps ran before."""
         self.run()
-        before, traces = self.run(), (self.trace(), self.trace_trial())
+        before, trace = self.run(), self.trace()
+        trials = [self.trace_trial() for _ in range(1 + TRIALS)]
         self.run()
         self.times.append((before + self.run()) / 2)
-        return traces
+        return [trace, *trials[1:]]
+
+    def predict(self, of_step: float, of_trials: list[float]) -> None:
+        self.by_itself.append(of_step)
+        self.by_trial.append(statistics.median(of_trials))
 
 
 def make_case(label: str, make: Any, name: str, ranks: int, data: int = 1) -> Case:
@@ -172,8 +178,8 @@ def run_child(ranks: int, turns: int, folder: pathlib.Path) -> None:
         case.step.save(folder / f"{number}-{process}.plan")
     for turn in range(turns):
         for number, case in enumerate(cases):
-            for kind, trace in zip(("step", "trial"), case.take_turn(), strict=True):
-                (folder / f"{number}-{turn}-{kind}-{process}.json").write_text(trace)
+            for i, trace in enumerate(case.take_turn()):
+                (folder / f"{number}-{turn}-{i}-{process}.json").write_text(trace)
     if process == 0:
         found = [(case.name, case.times) for case in cases]
         (folder / "times.json").write_text(json.dumps(found))
@@ -212,10 +218,10 @@ def measure_processes(ranks: int, turns: int) -> None:
             plan = folder / f"{number}-0.plan"
             case = Case(label, None, None, None, None, None, times)
             for turn in range(turns):
-                for kind, to in (("step", case.by_itself), ("trial", case.by_trial)):
-                    start = f"{number}-{turn}-{kind}"
-                    traces = [folder / f"{start}-{p}.json" for p in range(ranks)]
-                    to.append(predict_file(plan, traces))
+                starts = [f"{number}-{turn}-{i}" for i in range(1 + TRIALS)]
+                traces = [[folder / f"{s}-{p}.json" for p in range(ranks)] for s in starts]
+                of_step, *of_trials = [predict_file(plan, of_all) for of_all in traces]
+                case.predict(of_step, of_trials)
             print_case(case)
 
 
@@ -234,10 +240,10 @@ def main() -> None:
     cases = list(cases_here())
     for _ in range(options.turns):
         for case in cases:
-            for to, trace in zip(
-                (case.by_itself, case.by_trial), case.take_turn(), strict=True
-            ):
-                to.append(case.step.predict([trace]).makespan)
+            of_step, *of_trials = [
+                case.step.predict([trace]).makespan for trace in case.take_turn()
+            ]
+            case.predict(of_step, of_trials)
     for case in cases:
         print_case(case)
     del cases

@@ -76,11 +76,18 @@ typedef struct jpp_task_run {
 } jpp_task_run_t;
 
 typedef struct jpp_predict_options {
-  size_t struct_size;        // sizeof(jpp_predict_options_t)
-  const double* task_times;  // [staged->num_tasks] the time of a run that shares no core
+  size_t struct_size;  // sizeof(jpp_predict_options_t)
+  // Times of runs that share no core: [staged->num_tasks], one for each task, or as
+  // `first_times` says.
+  const double* task_times;
   const jpp_machine_t* machine;  // NULL: a single host and process, all times 0
   uint32_t steps;                // number to predict; 0: 1
   uint32_t steps_in_flight;      // 0: 2
+  // [staged->num_tasks + 1], ascending: the times of task t are task_times from
+  // first_times[t] on, before first_times[t + 1]. The runs of the task take them in turn,
+  // step by step and microbatch by microbatch; a task without times takes none. NULL: one
+  // time for each task.
+  const uint64_t* first_times;
 } jpp_predict_options_t;
 
 typedef struct jpp_prediction {
@@ -107,14 +114,17 @@ JPP_API void jpp_prediction_destroy(jpp_prediction_t* prediction);
 
 // The reverse: task times from measured runs, [num_runs] in any order, of one or more
 // steps. The time during which a run shared cores counts in proportion to the run's
-// share, as above. A task's time is the mean of its runs. `ranks` is the length of the
-// machine's lists. out_times: [num_tasks], -1 for a task without runs.
+// share, as above. `ranks` is the length of the machine's lists. out_times: [num_runs],
+// of each task those of its runs, by their start; out_first_times: [num_tasks + 1]. They
+// are what jpp_predict_options_t takes: a step whose runs take equally long on average,
+// but not each time, is longer than one whose runs all take the mean.
 // JPP_INVALID_ARGUMENT for a run that ends before it starts, and for a task or rank that
 // is out of range.
 JPP_API jpp_status_t* jpp_predict_task_times(const jpp_machine_t* machine, uint32_t ranks,
                                              const jpp_task_run_t* runs,
                                              uint64_t num_runs, uint32_t num_tasks,
-                                             double* out_times) JPP_MUST_USE;
+                                             double* out_times,
+                                             uint64_t* out_first_times) JPP_MUST_USE;
 
 // The median latency between processes in measured runs, [num_runs] of one step of the
 // plan, on one clock: from the end of the run that made a message to the start of the run

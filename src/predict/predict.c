@@ -58,6 +58,7 @@ static const uint64_t kNoRun = UINT64_MAX;
 typedef struct predictor {
   const jpp_plan_t* plan;
   const double* task_times;
+  const uint64_t* first_times;  // NULL: one time for each task
   jpp_machine_t machine;
   jpp_wiring_t wiring;
   uint32_t ranks, steps, in_flight;
@@ -103,14 +104,26 @@ static void wake_process(predictor_t* p, uint32_t process) {
 
 // --- Devices and links ----------------------------------------------------------------
 
+static double time_of(const predictor_t* p, const jpp_task_run_t* run) {
+  if (!p->first_times) return p->task_times[run->task];
+  const jpp_staged_t* staged = p->plan->staged;
+  uint64_t first = p->first_times[run->task];
+  uint64_t count = p->first_times[run->task + 1] - first, number = run->step;
+  if (run->microbatch != JPP_NONE) {
+    uint32_t loop = staged->tasks[run->task].loop;
+    number = number * staged->graph->loops[loop].microbatches + run->microbatch;
+  }
+  return count ? p->task_times[first + number % count] : 0;
+}
+
 static void start_run(predictor_t* p, uint32_t device) {
   device_t* d = &p->devices[device];
   if (d->busy || d->first == kNoRun || p->run_states[d->first].missing) return;
   jpp_task_run_t* run = &p->runs[d->first];
   d->busy = true;
   run->start = p->now;
-  start_job(p, p->machine.rank_host[run->rank], p->machine.threads,
-            p->task_times[run->task], device);
+  start_job(p, p->machine.rank_host[run->rank], p->machine.threads, time_of(p, run),
+            device);
 }
 
 // Called when the message's value exists and its send was issued.
@@ -427,12 +440,22 @@ static jpp_status_t* allocate_predictor(predictor_t* p, jpp_arena_t* arena,
   return NULL;
 }
 
-static jpp_status_t* check_times(const jpp_staged_t* staged, const double* times) {
+static jpp_status_t* check_times(const jpp_staged_t* staged,
+                                 const jpp_predict_options_t* options) {
+  const uint64_t* firsts = options->first_times;
   for (uint32_t t = 0; t < staged->num_tasks; ++t) {
-    if (jpp__machine_takes(times[t])) continue;
+    uint64_t end = firsts ? firsts[t + 1] : t + 1;
+    for (uint64_t i = firsts ? firsts[t] : t; i < end; ++i) {
+      if (jpp__machine_takes(options->task_times[i])) continue;
+      return jpp_status_make(
+          JPP_INVALID_ARGUMENT, "task %s: expected a time from 0 to %g, found %g",
+          staged->tasks[t].name, JPP_LONGEST_TIME, options->task_times[i]);
+    }
+    if (!firsts || firsts[t] <= end) continue;
     return jpp_status_make(JPP_INVALID_ARGUMENT,
-                           "task %s: expected a time from 0 to %g, found %g",
-                           staged->tasks[t].name, JPP_LONGEST_TIME, times[t]);
+                           "task %s: expected ascending first_times, found %llu and %llu",
+                           staged->tasks[t].name, (unsigned long long)firsts[t],
+                           (unsigned long long)end);
   }
   return NULL;
 }
@@ -473,10 +496,11 @@ static jpp_status_t* predict_into(const jpp_plan_t* plan,
                                   jpp_arena_t* scratch, storage_t* storage) {
   predictor_t p = {.plan = plan,
                    .task_times = options->task_times,
+                   .first_times = options->first_times,
                    .ranks = plan->ranks,
                    .steps = options->steps ? options->steps : 1,
                    .in_flight = options->steps_in_flight ? options->steps_in_flight : 2};
-  JPP_RETURN_IF_ERROR(check_times(plan->staged, options->task_times));
+  JPP_RETURN_IF_ERROR(check_times(plan->staged, options));
   JPP_RETURN_IF_ERROR(
       jpp__machine_complete(options->machine, plan->ranks, scratch, &p.machine));
   JPP_RETURN_IF_ERROR(jpp__wiring_create(plan, scratch, &p.wiring));

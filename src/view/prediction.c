@@ -73,19 +73,16 @@ static jpp_status_t* find_runs(const jpp_spans_t* trace, const jpp_staged_t* sta
 }
 
 // Tasks without ops do not run, and take no time.
-static jpp_status_t* complete_times(const jpp_spans_t* trace, const jpp_staged_t* staged,
-                                    double* times) {
+static jpp_status_t* check_times(const jpp_spans_t* trace, const jpp_staged_t* staged,
+                                 const uint64_t* first_times) {
   for (uint32_t t = 0; t < staged->num_tasks; ++t) {
-    if (times[t] >= 0) continue;
-    if (staged->tasks[t].num_ops) {
-      return jpp_status_make(
-          JPP_INVALID_ARGUMENT,
-          "%s: expected a run of each of the plan's tasks, found none "
-          "of %s; trace a step with the same stages and the same kinds "
-          "of backward tasks, and give the traces of all processes of its job",
-          trace->title, staged->tasks[t].name);
-    }
-    times[t] = 0;
+    if (first_times[t] < first_times[t + 1] || !staged->tasks[t].num_ops) continue;
+    return jpp_status_make(
+        JPP_INVALID_ARGUMENT,
+        "%s: expected a run of each of the plan's tasks, found none "
+        "of %s; trace a step with the same stages and the same kinds "
+        "of backward tasks, and give the traces of all processes of its job",
+        trace->title, staged->tasks[t].name);
   }
   return NULL;
 }
@@ -93,12 +90,15 @@ static jpp_status_t* complete_times(const jpp_spans_t* trace, const jpp_staged_t
 // Measures task times, and the machine's latency if it is not given.
 static jpp_status_t* measure_trace(const jpp_spans_t* trace, const jpp_plan_t* plan,
                                    jpp_machine_t* machine, jpp_arena_t* arena,
-                                   double** out_times) {
+                                   jpp_predict_options_t* options) {
+  double* times = NULL;
+  uint64_t* first_times = NULL;
   jpp_task_run_t* runs = NULL;
   uint64_t count = 0;
   uint32_t ranks = 0, tasks = plan->staged->num_tasks;
   JPP_RETURN_IF_ERROR(find_runs(trace, plan->staged, arena, &runs, &count, &ranks));
-  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(arena, tasks, out_times));
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(arena, trace->count, &times));
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(arena, (size_t)tasks + 1, &first_times));
   if (ranks > plan->ranks) {
     // The lists are for the plan's ranks. All ranks of the trace ran on one host, so it
     // does not matter which of them a run was on.
@@ -106,17 +106,19 @@ static jpp_status_t* measure_trace(const jpp_spans_t* trace, const jpp_plan_t* p
     measured.rank_host = measured.rank_process = measured.rank_device = NULL;
     measured.links = NULL;
     for (uint64_t i = 0; i < count; ++i) runs[i].rank = 0;
-    JPP_RETURN_IF_ERROR(
-        jpp_predict_task_times(&measured, plan->ranks, runs, count, tasks, *out_times));
+    JPP_RETURN_IF_ERROR(jpp_predict_task_times(&measured, plan->ranks, runs, count, tasks,
+                                               times, first_times));
   } else {
-    JPP_RETURN_IF_ERROR(
-        jpp_predict_task_times(machine, plan->ranks, runs, count, tasks, *out_times));
+    JPP_RETURN_IF_ERROR(jpp_predict_task_times(machine, plan->ranks, runs, count, tasks,
+                                               times, first_times));
     if (machine->link.latency == 0) {
       JPP_RETURN_IF_ERROR(
           jpp_predict_latency(plan, machine, runs, count, &machine->link.latency));
     }
   }
-  return complete_times(trace, plan->staged, *out_times);
+  options->task_times = times;
+  options->first_times = first_times;
+  return check_times(trace, plan->staged, first_times);
 }
 
 jpp_status_t* jpp_spans_predict(const jpp_spans_t* trace, const jpp_plan_t* plan,
@@ -124,7 +126,6 @@ jpp_status_t* jpp_spans_predict(const jpp_spans_t* trace, const jpp_plan_t* plan
                                 jpp_prediction_t** out_prediction) {
   JPP_RETURN_IF_NULL(trace, plan, options, out_prediction);
   *out_prediction = NULL;
-  double* times = NULL;
   jpp_predict_options_t full;
   jpp_machine_t machine = {.struct_size = sizeof(machine)};
   JPP_RETURN_IF_ERROR(
@@ -134,9 +135,8 @@ jpp_status_t* jpp_spans_predict(const jpp_spans_t* trace, const jpp_plan_t* plan
   }
   jpp_arena_t scratch;
   jpp__arena_init(&scratch);
-  jpp_status_t* status = measure_trace(trace, plan, &machine, &scratch, &times);
+  jpp_status_t* status = measure_trace(trace, plan, &machine, &scratch, &full);
   if (!status) {
-    full.task_times = times;
     full.machine = &machine;
     status = jpp_predict(plan, &full, out_prediction);
   }

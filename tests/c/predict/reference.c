@@ -34,6 +34,22 @@ static bool may_issue(reference_t* ref, uint32_t rank, const jpp_instr_t* instr)
   return held < channel->slots;
 }
 
+// The next of the task's times: its runs take them in turn.
+static double next_time(const reference_t* ref, const jpp_instr_t* instr, uint32_t step) {
+  const jpp_predict_options_t* options = ref->options;
+  if (!options->first_times) return options->task_times[instr->target];
+  const uint64_t* first = &options->first_times[instr->target];
+  uint32_t before = step;
+  if (instr->microbatch != JPP_NONE) {
+    const jpp_staged_t* staged = ref->plan->staged;
+    uint32_t loop = staged->tasks[instr->target].loop;
+    before = step * staged->graph->loops[loop].microbatches + instr->microbatch;
+  }
+  return first[1] == first[0]
+             ? 0
+             : options->task_times[first[0] + before % (first[1] - first[0])];
+}
+
 static void issue(reference_t* ref, uint32_t rank, uint32_t step) {
   const jpp_program_t* program = &ref->plan->programs[rank];
   const jpp_instr_t* instr = &program->instrs[ref->at[rank]];
@@ -47,7 +63,7 @@ static void issue(reference_t* ref, uint32_t rank, uint32_t step) {
                      .num_args = instr->num_args,
                      .num_results = instr->num_results,
                      .device = ref->machine->rank_device[rank],
-                     .left = ref->options->task_times[instr->target]};
+                     .left = next_time(ref, instr, step)};
     for (uint32_t k = 0; k < instr->num_args; ++k) item->args[k] = registers[operands[k]];
     for (uint32_t k = 0; k < instr->num_results; ++k) {
       item->results[k] = registers[operands[instr->num_args + k]] = ref->tokens++;

@@ -188,16 +188,32 @@ static double* pick_times(const planned_t* planned) {
   return times;
 }
 
+// Up to three times for each task.
+static double* pick_several_times(const planned_t* planned, uint64_t** out_firsts) {
+  uint32_t tasks = planned->staged->num_tasks;
+  double* times = calloc((size_t)tasks * 3, sizeof(*times));
+  *out_firsts = calloc((size_t)tasks + 1, sizeof(**out_firsts));
+  for (uint32_t t = 0; t < tasks; ++t) {
+    (*out_firsts)[t + 1] = (*out_firsts)[t] + pick(4);
+    for (uint64_t i = (*out_firsts)[t]; i < (*out_firsts)[t + 1]; ++i) {
+      times[i] = pick_time();
+    }
+  }
+  return times;
+}
+
 static void compare_with_reference(uint64_t seed) {
   planned_t planned = plan_random(seed);
-  double* times = pick_times(&planned);
+  uint64_t* firsts = NULL;
+  double* times = seed % 2 ? pick_times(&planned) : pick_several_times(&planned, &firsts);
   random_machine_t machine;
   pick_machine(planned.ranks, true, &machine);
   jpp_predict_options_t options = {.struct_size = sizeof(options),
                                    .task_times = times,
                                    .machine = &machine.machine,
                                    .steps = pick(3) + 1,
-                                   .steps_in_flight = pick(3)};
+                                   .steps_in_flight = pick(3),
+                                   .first_times = firsts};
   jpp_prediction_t* prediction = NULL;
   ASSERT_OK(jpp_predict(planned.plan, &options, &prediction));
   reference_t* ref = run_reference(planned.plan, &options);
@@ -226,6 +242,7 @@ static void compare_with_reference(uint64_t seed) {
   }
   free_reference(ref);
   jpp_prediction_destroy(prediction);
+  free(firsts);
   free(times);
   plan_free(&planned);
 }
@@ -247,7 +264,7 @@ static void test_task_times_are_found_in_predicted_runs(void** state) {
     planned_t planned = plan_random(seed);
     uint32_t tasks = planned.staged->num_tasks;
     double* times = pick_times(&planned);
-    double* found = calloc(tasks, sizeof(*found));
+    uint64_t* firsts = calloc((size_t)tasks + 1, sizeof(*firsts));
     random_machine_t machine;
     pick_machine(planned.ranks, false, &machine);
     jpp_predict_options_t options = {.struct_size = sizeof(options),
@@ -256,14 +273,20 @@ static void test_task_times_are_found_in_predicted_runs(void** state) {
                                      .steps = 2};
     jpp_prediction_t* prediction = NULL;
     ASSERT_OK(jpp_predict(planned.plan, &options, &prediction));
+    double* found = calloc(prediction->num_runs, sizeof(*found));
     ASSERT_OK(jpp_predict_task_times(&machine.machine, planned.ranks, prediction->runs,
-                                     prediction->num_runs, tasks, found));
-    for (uint32_t t = 0; t < tasks; ++t) assert_near(found[t], times[t]);
+                                     prediction->num_runs, tasks, found, firsts));
+    assert_int_equal(firsts[tasks], prediction->num_runs);
+    for (uint32_t t = 0; t < tasks; ++t) {
+      for (uint64_t i = firsts[t]; i < firsts[t + 1]; ++i)
+        assert_near(found[i], times[t]);
+    }
     ASSERT_OK(jpp_predict_task_times(&machine.machine, planned.ranks, prediction->runs, 0,
-                                     tasks, found));
-    for (uint32_t t = 0; t < tasks; ++t) assert_near(found[t], -1);
+                                     tasks, found, firsts));
+    for (uint32_t t = 0; t <= tasks; ++t) assert_int_equal(firsts[t], 0);
     jpp_prediction_destroy(prediction);
     free(found);
+    free(firsts);
     free(times);
     plan_free(&planned);
   }
@@ -492,10 +515,17 @@ static void test_refusals(void** state) {
   times[0] = -1;
   ASSERT_FAILS(jpp_predict(planned.plan, &options, &prediction), JPP_INVALID_ARGUMENT,
                "expected a time from 0 to 1e+100, found -1");
+  times[0] = 0;
+  uint64_t* firsts = calloc(planned.staged->num_tasks + 1, sizeof(*firsts));
+  firsts[1] = 1;
+  options.first_times = firsts;
+  ASSERT_FAILS(jpp_predict(planned.plan, &options, &prediction), JPP_INVALID_ARGUMENT,
+               "expected ascending first_times, found 1 and 0");
   jpp_task_run_t run = {.rank = 1, .task = 0, .start = 2, .end = 1};
   machine.rank_host = zeros;
-  ASSERT_FAILS(jpp_predict_task_times(&machine, 2, &run, 1, 1, times),
+  ASSERT_FAILS(jpp_predict_task_times(&machine, 2, &run, 1, 1, times, firsts),
                JPP_INVALID_ARGUMENT, "run 0: expected a rank below 2, a task below 1");
+  free(firsts);
   free(times);
   plan_free(&planned);
 }
