@@ -1,10 +1,33 @@
 // Makes stage marks identities: after this pass, every use names the value from before
-// the mark.
+// the mark. Of equal results of a loop, every use names the first.
 #include "partition/partitioner.h"
 
 static void alias_mark(jpp_partitioner_t* p, const jpp_op_t* op) {
   for (uint32_t i = 0; i < op->num_outputs; ++i) {
     p->alias[op->first_output + i] = p->alias[op->inputs[i]];
+  }
+}
+
+// Whether scalars `a` and `b` are the same results of a loop. Custom reductions may
+// differ in what they compute.
+static bool are_equal(const jpp_partitioner_t* p, const jpp_op_t* op, uint32_t a,
+                      uint32_t b) {
+  const jpp_loop_result_t* results = p->graph->loops[op->attr].results;
+  const jpp_value_t* outputs = &p->graph->values[op->first_output];
+  bool known = results[a].reduce == JPP_REDUCE_ADD || results[a].reduce == JPP_REDUCE_MAX;
+  return known && jpp_type_equal(&outputs[a].type, &outputs[b].type) &&
+         results[a].reduce == results[b].reduce &&
+         results[a].partial == results[b].partial &&
+         p->alias[results[a].value] == p->alias[results[b].value];
+}
+
+// A loss that is also a metric is summed once. Arrays may differ in their shardings,
+// which the planner does not know.
+static void alias_results(jpp_partitioner_t* p, const jpp_op_t* op) {
+  for (uint32_t i = 0; i < op->num_outputs; ++i) {
+    uint32_t first = p->graph->values[op->first_output + i].type.ndim ? i : 0;
+    while (first < i && !are_equal(p, op, first, i)) ++first;
+    p->alias[op->first_output + i] = op->first_output + first;
   }
 }
 
@@ -31,8 +54,9 @@ static void count_uses(jpp_partitioner_t* p) {
   const jpp_graph_t* graph = p->graph;
   for (uint32_t l = 0; l < graph->num_loops; ++l) {
     const jpp_loop_t* loop = &graph->loops[l];
-    for (uint32_t i = 0; i < loop->num_results; ++i) {
-      ++p->uses[p->alias[loop->results[i].value]];
+    uint32_t output = graph->ops[loop->op].first_output;
+    for (uint32_t i = 0; i < loop->num_results; ++i, ++output) {
+      if (p->alias[output] == output) ++p->uses[p->alias[loop->results[i].value]];
     }
   }
   for (uint32_t i = 0; i < graph->num_outputs; ++i) {
@@ -63,6 +87,7 @@ jpp_status_t* jpp__partition_resolve_marks(jpp_partitioner_t* p) {
   for (uint32_t i = 0; i < graph->num_ops; ++i) {
     const jpp_op_t* op = &graph->ops[i];
     if (op->kind == JPP_OP_MARK || op->kind == JPP_OP_MARK_BACKWARD) alias_mark(p, op);
+    if (op->kind == JPP_OP_LOOP) alias_results(p, op);
     JPP_RETURN_IF_ERROR(copy_op(p, op));
   }
   count_uses(p);

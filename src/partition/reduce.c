@@ -323,6 +323,8 @@ static jpp_status_t* append_all(jpp_u32_vec_t* to, const jpp_u32_vec_t* from) {
 static jpp_status_t* reduce_all(reducer_t* r) {
   const jpp_loop_t* loop = &r->p->graph->loops[r->loop];
   for (uint32_t i = 0; i < loop->num_results; ++i) {
+    uint32_t output = output_of(r, i);
+    if (r->p->alias[output] != output) continue;  // of an equal result
     JPP_RETURN_IF_ERROR_IN(reduce_result(r, i), "result %u of loop at %s", i,
                            loop->where ? loop->where : "?");
   }

@@ -119,6 +119,37 @@ def test_what_norms_are_taken_of_is_not_sent(name: str) -> None:
     assert extra < 100, compiled.explain()
 
 
+def step_with_metrics(aux: Any) -> Any:
+    """A sum of losses of all stages, as of mixtures of experts, and metrics made of it."""
+
+    def loss(params: Any, x: Any) -> Any:
+        total = 0.0
+        for w in params:
+            total += jnp.abs(x).mean()
+            x = jaxpp.mark_stage_end(jnp.tanh(x @ w))
+        total += jnp.mean((x - 0.1) ** 2)
+        return total, aux(total)
+
+    def step(params: Any, xs: Any) -> Any:
+        def one(x: Any) -> Any:
+            return jax.value_and_grad(loss, has_aux=True)(params, x)
+
+        return jaxpp.treduce(one, xs, jaxpp.Std1F1B(3), operation=jaxpp.Add)
+
+    params = [jnp.eye(WIDTH)] * 3
+    xs = jnp.linspace(-1, 1, MICROBATCHES * ROWS * WIDTH).reshape(MICROBATCHES, ROWS, WIDTH)
+    compiled = jaxpp.mpmd_jit_with_loop(step, mesh_of(3, {})).compile(params, xs)
+    (total, metrics), _ = compiled(params, xs)
+    assert all(float(metric) == float(total) for metric in jax.tree.leaves(metrics))
+    return compiled
+
+
+def test_a_loss_that_is_also_a_metric_is_summed_once() -> None:
+    alone = step_with_metrics(lambda loss: ()).cost_summary()
+    both = step_with_metrics(lambda loss: {"loss": loss, "again": [loss]}).cost_summary()
+    assert [link.messages for link in both.links] == [link.messages for link in alone.links]
+
+
 def step_with_norms(clips: bool) -> Any:
     """The loop returns the norm of each microbatch's gradients, which it may clip by it."""
 
