@@ -156,7 +156,7 @@ JPP_API jpp_status_t* jpp_spans_html(const jpp_spans_t* spans,
 // its runs of the plan's tasks, which are found by name. The trace may be of another plan
 // that has these tasks, with another schedule or fewer microbatches. If it has more ranks
 // than the plan, they ran on one host. A link without latency gets the trace's latency
-// (jpp_predict_latency()). options->task_times is not read. Errors: those of
+// (jpp_predict_latency()). The options' task times are not read. Errors: those of
 // jpp_predict(), JPP_INVALID_ARGUMENT, which names the task, for a task without a run,
 // and JPP_PARSE_ERROR for a rank of 2^20 or more.
 JPP_API jpp_status_t* jpp_spans_predict(const jpp_spans_t* trace, const jpp_plan_t* plan,
