@@ -321,6 +321,8 @@ def main(description: str, run: Run, runs: int) -> int:
     parser.add_argument("--runs", type=int, default=runs)
     parser.add_argument("--seed", type=int, default=0)
     flags = parser.parse_args()
+    # In the background of a shell, processes begin with SIGINT ignored, and pass that on.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     failed = 0
     for i in range(flags.runs):
         what, found = run(random.Random(flags.seed + i))
