@@ -91,6 +91,9 @@ class LocalDevices(StepDevices):
         Devices.__init__(self, info.platform, info.version, ids, indices, processes)
         on_cpu = info.platform == "cpu"
         wanted = _core.option("JPP_SHARE_MEMORY")
+        if wanted not in (None, "0", "1"):
+            text = f"JPP_SHARE_MEMORY={wanted!r}: expected 0 or 1"
+            raise make_error("invalid-argument", text)
         tried = info.platform in ("cpu", "cuda")
         self._shares = tried if wanted is None else wanted != "0"
         if on_cpu:

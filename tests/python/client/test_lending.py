@@ -4,7 +4,10 @@ arrays in place, and neither sees its data change."""
 from __future__ import annotations
 
 import gc
+import pathlib
 import random
+import subprocess
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -24,6 +27,7 @@ from jaxpp.client import lending
 from jaxpp.client.devices import LocalDevices
 from jaxpp.client.plugins import platform_of
 from jaxpp.run.arguments import Source, _given_of_shardings
+from locations import environment
 
 SIZE = 256  # rows and columns: large enough that the memory is shared
 ROWS = np.arange(SIZE * SIZE, dtype=np.float32).reshape(SIZE, SIZE)
@@ -446,6 +450,32 @@ def test_another_platform_is_asked_for_nothing(monkeypatch: pytest.MonkeyPatch) 
     x = on_ranks(ROWS)
     np.testing.assert_array_equal(jnp.sum(x, 0), ROWS.sum(0))
     assert lending.lent_array(x._values[0], 0, 0, jax.devices()[0]) is None
+
+
+SHARES = """
+import test_lending as t
+x = t.on_ranks(t.ROWS)
+seen = t.jax.device_put(x)
+t.np.testing.assert_array_equal(seen, t.ROWS)
+print(seen.unsafe_buffer_pointer() == t.address(x))
+"""
+
+
+@on_host
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [("1", "True"), ("0", "False"), ("2", "JPP_SHARE_MEMORY='2': expected 0 or 1")],
+)
+def test_memory_is_shared_if_the_variable_says_so(value: str, said: str) -> None:
+    here = pathlib.Path(__file__).parent
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", SHARES],
+        env=environment(here, JAX_NUM_CPU_DEVICES="2", JPP_SHARE_MEMORY=value),
+        capture_output=True,
+        text=True,
+    )
+    lines = (done.stdout + done.stderr).splitlines()
+    assert lines and lines[-1].endswith(said), lines
 
 
 def test_a_small_array_is_copied_once(uploads: list[int]) -> None:
