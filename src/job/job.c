@@ -88,8 +88,7 @@ static jpp_status_t* join(const jpp_job_options_t* options, uint16_t* out_port) 
   JPP_RETURN_IF_ERROR(open_connections(options, out_port));
   pthread_atfork(NULL, NULL, close_in_child);
   job->welcome = job->process == 0;
-  JPP_RETURN_IF_ERROR(
-      jpp__thread_start(&job->thread, jpp__job_watch, NULL, "jpp-job"));
+  JPP_RETURN_IF_ERROR(jpp__thread_start(&job->thread, jpp__job_watch, NULL, "jpp-job"));
   // Process 0 would reject frames sent before the proof.
   int64_t until = jpp__clock_now_ms() + job->peer_timeout_ms;
   lock();

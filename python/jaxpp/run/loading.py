@@ -347,7 +347,14 @@ def load(
         another format, planner or platform; "invalid-argument" if it cannot be
         read; "mesh" and "devices" if it does not fit the devices.
     """
-    name = os.fsdecode(path)
+    is_path = isinstance(path, str | bytes | os.PathLike)
+    name = os.fsdecode(path) if is_path else ""
+    if not is_path or "\0" in name:
+        raise make_error(
+            "invalid-argument",
+            f"load: path={shorten(path)}; expected the path of a plan file",
+            wrong_type=not is_path,
+        )
     plugin_path = plugin_of(plugin, "load")
     _core.check_process()
     file = _core.PlanFile(path)

@@ -39,8 +39,8 @@ jpp_status_t* jpp__heartbeat_start(jpp_runtime_t* runtime) {
   jpp_heartbeat_t* heartbeat = &runtime->heartbeat;
   pthread_mutex_init(&heartbeat->mutex, NULL);
   jpp__wait_init_condition(&heartbeat->changed);
-  jpp_status_t* status = jpp__thread_start(&heartbeat->thread, heartbeat_main, runtime,
-                                           "jpp-network");
+  jpp_status_t* status =
+      jpp__thread_start(&heartbeat->thread, heartbeat_main, runtime, "jpp-network");
   heartbeat->running = !status;
   if (!status) return NULL;
   pthread_cond_destroy(&heartbeat->changed);

@@ -67,8 +67,8 @@ jpp_status_t* jpp__crew_start(jpp_runtime_t* runtime) {
   for (uint32_t i = 0; i < count; ++i) {
     jpp_helper_t* helper = &crew->helpers[i];
     *helper = (jpp_helper_t){.runtime = runtime, .number = i + 1};
-    JPP_RETURN_IF_ERROR(jpp__thread_start(&helper->thread, helper_main, helper,
-                                          "jpp-helper"));
+    JPP_RETURN_IF_ERROR(
+        jpp__thread_start(&helper->thread, helper_main, helper, "jpp-helper"));
     ++crew->num_helpers;
   }
   return NULL;

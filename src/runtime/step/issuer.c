@@ -96,8 +96,7 @@ static const jpp_actor_t* find_late(jpp_runtime_t* runtime, int64_t quiet_since,
 }
 
 // Called after a round in which nothing was issued and nothing arrived.
-static const jpp_actor_t* wait_for_network(jpp_runtime_t* runtime,
-                                           int64_t quiet_since) {
+static const jpp_actor_t* wait_for_network(jpp_runtime_t* runtime, int64_t quiet_since) {
   const jpp_actor_t* late = NULL;
   int64_t now = jpp__clock_now(), quiet = now - quiet_since;
   if (quiet / JPP_NANOSECONDS_OF_MS > runtime->stall_timeout_ms) {

@@ -112,6 +112,12 @@ case(
     "plan file /nowhere/plan: cannot be read: No such file or directory",
 )
 case(
+    "The contents of a plan file",
+    "invalid-argument",
+    lambda: jaxpp.load(b"jaxpp plan file\0\0"),
+    r"load: path=b'jaxpp plan file\x00\x00'; expected the path of a plan file",
+)
+case(
     "A file that is not a plan",
     "parse",
     lambda: loaded(lambda data: data.__setitem__(slice(0, 5), b"graph")),

@@ -81,7 +81,17 @@ def launch(command: str, tmp_path: pathlib.Path) -> Launch:
 
 # Jobs that succeed, by devices per process; one launch of two processes runs them in turn.
 TOGETHER = {
-    1: ["train2", "types", "by_hand", "resharded", "saved", "left", "traced", "profiled", "idle"],
+    1: [
+        "train2",
+        "types",
+        "by_hand",
+        "resharded",
+        "saved",
+        "left",
+        "traced",
+        "profiled",
+        "idle",
+    ],
     2: ["train2", "unequal", "types", "by_hand", "resharded", "saved", "left", "costed"],
 }
 Together = Callable[[int, str], tuple[pathlib.Path, Lines]]

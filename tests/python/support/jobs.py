@@ -179,7 +179,9 @@ def wake_ups() -> dict[str, tuple[str, int]]:
     found = {}
     for thread in pathlib.Path("/proc/self/task").iterdir():
         name = (thread / "comm").read_text().strip()
-        sleeps = re.search(r"^voluntary_ctxt_switches:\s*(\d+)", (thread / "status").read_text(), re.M)
+        sleeps = re.search(
+            r"^voluntary_ctxt_switches:\s*(\d+)", (thread / "status").read_text(), re.M
+        )
         assert sleeps
         if name.startswith("jpp-"):
             found[thread.name] = name, int(sleeps[1])
