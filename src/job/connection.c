@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <netdb.h>
 #include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <poll.h>
 #include <stdio.h>
 #include <string.h>
@@ -64,6 +65,12 @@ jpp_status_t* jpp__job_listen(const char* address, int* out_descriptor,
   return status;
 }
 
+// Otherwise the system holds a frame back until the one before it is acknowledged, and
+// the last frame of a process that ends is lost.
+static void send_frames_at_once(int descriptor) {
+  setsockopt(descriptor, IPPROTO_TCP, TCP_NODELAY, &(int){1}, sizeof(int));
+}
+
 static bool finish_connecting(int descriptor) {
   struct pollfd poll_one = {.fd = descriptor, .events = POLLOUT};
   int error = ETIMEDOUT;
@@ -92,6 +99,7 @@ jpp_status_t* jpp__job_connect(const char* address, uint16_t port,
     if (descriptor >= 0) close(descriptor);
     return status;
   }
+  send_frames_at_once(descriptor);
   out_connection->descriptor = descriptor;
   snprintf(out_connection->name, sizeof(out_connection->name), "%s", address);
   return NULL;
@@ -103,6 +111,7 @@ bool jpp__job_accept(int listener, int64_t now_ms, jpp_job_connection_t* out_con
   int descriptor =
       accept4(listener, (struct sockaddr*)&from, &size, SOCK_CLOEXEC | SOCK_NONBLOCK);
   if (descriptor < 0) return false;
+  send_frames_at_once(descriptor);
   *out_connection = (jpp_job_connection_t){
       .descriptor = descriptor, .process = kJppJobUnknown, .heard_ms = now_ms};
   getnameinfo((struct sockaddr*)&from, size, out_connection->name,

@@ -1,6 +1,7 @@
 // Jobs of forked processes: each child joins the job and reports by its exit status
 // whether it observed what the test expects.
 #include <arpa/inet.h>
+#include <netinet/tcp.h>
 #include <signal.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -272,6 +273,29 @@ static void test_a_stranger_changes_nothing(void** state) {
   for (uint32_t p = 0; p < kProcesses; ++p) assert_int_equal(status_of(&job, p), kFine);
 }
 
+// A frame that the system holds back is lost if its process ends.
+static int act_with_its_sockets(uint32_t process) {
+  (void)process;
+  int connections = 0, held_back = 0;
+  for (int descriptor = 0; descriptor < 64; ++descriptor) {
+    struct sockaddr_in peer;
+    socklen_t size = sizeof(peer), of_int = sizeof(int);
+    if (getpeername(descriptor, (struct sockaddr*)&peer, &size) < 0) continue;
+    if (peer.sin_family != AF_INET) continue;
+    int at_once = 0;
+    getsockopt(descriptor, IPPROTO_TCP, TCP_NODELAY, &at_once, &of_int);
+    ++connections;
+    held_back += !at_once;
+  }
+  jpp_job_leave(true);
+  return connections && !held_back ? kFine : kWrong;
+}
+
+static void test_frames_are_sent_at_once(void** state) {
+  (void)state;
+  check(act_with_its_sockets, 0, kFine, kFine);
+}
+
 static void test_wrong_options_are_refused(void** state) {
   (void)state;
   jpp_job_options_t options = options_of(kProcesses, 0, 0);
@@ -293,6 +317,7 @@ int main(void) {
       cmocka_unit_test(test_a_wait_for_one_that_has_left),
       cmocka_unit_test(test_a_process_that_does_not_end_is_ended),
       cmocka_unit_test(test_a_stranger_changes_nothing),
+      cmocka_unit_test(test_frames_are_sent_at_once),
       cmocka_unit_test(test_wrong_options_are_refused),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
