@@ -32,6 +32,7 @@ __all__ = [
     "annotate",
     "check_arrays",
     "check_number",
+    "check_path",
     "check_prefix",
     "check_whole",
     "counted",
@@ -196,6 +197,22 @@ def check_number(what: str, value: Any) -> float:
         "invalid-argument",
         f"{what}={shorten(value)}; expected a finite number of at least 0",
         wrong_type=not is_number,
+    )
+
+
+def check_path(what: str, value: Any, expected: str) -> str:
+    """Checks for a path that files can have. Raises JaxppError("invalid-argument") about
+    `what`; `expected` is, for example, "the path of a plan file"."""
+    try:
+        path = os.fsdecode(value)
+    except TypeError:
+        path = "\0"
+    if "\0" not in path:
+        return path
+    raise make_error(
+        "invalid-argument",
+        f"{what}={shorten(value)}; expected {expected}",
+        wrong_type=not isinstance(value, str | bytes | os.PathLike),
     )
 
 

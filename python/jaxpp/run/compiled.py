@@ -16,7 +16,15 @@ import numpy as np
 from jaxpp import _core
 from jaxpp.array import MpmdArray
 from jaxpp.client.devices import StepDevices
-from jaxpp.errors import JaxppError, check_number, check_whole, make_error, shorten, warn
+from jaxpp.errors import (
+    JaxppError,
+    check_number,
+    check_path,
+    check_whole,
+    make_error,
+    shorten,
+    warn,
+)
 from jaxpp.jax_internals.client import serialized_compile_options
 from jaxpp.lower.compiling import explain
 from jaxpp.lower.lowering import Code, TaskLowerer, modules_of_all
@@ -389,9 +397,10 @@ class CompiledStep:
             (`jax.debug.print`), and for pytrees of types that no other process can import;
             "invalid-argument" if the file cannot be written.
         """
+        name = check_path("save: path", path, "the path of a plan file")
         layout = StepLayout(self._devices, self._mesh, self._inputs, self._outputs)
         modules = modules_of_all(self._traced.plan, self._make_code())
-        save_step(path, self._traced, modules, layout, self._in_flight)
+        save_step(name, self._traced, modules, layout, self._in_flight)
 
     # --- Inspection ---
 

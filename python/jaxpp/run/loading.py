@@ -15,7 +15,7 @@ from jax.sharding import AxisType
 
 from jaxpp import _core
 from jaxpp.client.devices import devices_for
-from jaxpp.errors import make_error, shorten, tree_text
+from jaxpp.errors import check_path, make_error, shorten, tree_text
 from jaxpp.lower.callbacks import Callback, Function, renew_callbacks
 from jaxpp.lower.lowering import Copies, LoweredTask
 from jaxpp.mesh import MpmdMesh
@@ -347,17 +347,10 @@ def load(
         another format, planner or platform; "invalid-argument" if it cannot be
         read; "mesh" and "devices" if it does not fit the devices.
     """
-    is_path = isinstance(path, str | bytes | os.PathLike)
-    name = os.fsdecode(path) if is_path else ""
-    if not is_path or "\0" in name:
-        raise make_error(
-            "invalid-argument",
-            f"load: path={shorten(path)}; expected the path of a plan file",
-            wrong_type=not is_path,
-        )
+    name = check_path("load: path", path, "the path of a plan file")
     plugin_path = plugin_of(plugin, "load")
     _core.check_process()
-    file = _core.PlanFile(path)
+    file = _core.PlanFile(name)
     contents = file.contents()
     if not contents.front:
         raise make_error(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 from typing import Any
 
 import jax
@@ -132,7 +131,7 @@ def _device_ids(layout: StepLayout) -> list[int]:
 
 
 def save_step(
-    path: str | os.PathLike[str],
+    path: str,
     planned: Planned,
     modules: TaskModules,
     layout: StepLayout,

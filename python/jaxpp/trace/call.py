@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -15,6 +14,7 @@ from jaxpp import _core
 from jaxpp.array import MpmdArray
 from jaxpp.errors import (
     check_arrays,
+    check_path,
     make_error,
     shorten,
 )
@@ -361,17 +361,7 @@ def plugin_of(given: Any, who: str) -> str | None:
     """Converts plugin= to the path of a file; None: not given."""
     if given is None:
         return None
-    try:
-        path = os.fsdecode(given)
-    except TypeError:
-        path = "\0"
-    if "\0" not in path:
-        return path
-    raise make_error(
-        "invalid-argument",
-        f"{who}: plugin={shorten(given)}; expected the path of a PJRT plugin, a .so file",
-        wrong_type=not isinstance(given, str | bytes | os.PathLike),
-    )
+    return check_path(f"{who}: plugin", given, "the path of a PJRT plugin, a .so file")
 
 
 def compiler_options_of(given: Any, who: str) -> dict[str, Any]:

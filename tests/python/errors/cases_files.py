@@ -49,6 +49,12 @@ case(
     "define the class at the top of a module",
 )
 case(
+    "A plan saved to no path",
+    "invalid-argument",
+    lambda: compiled().save(3),
+    "save: path=3; expected the path of a plan file",
+)
+case(
     "A plan saved to a missing folder",
     "invalid-argument",
     lambda: compiled().save("/nowhere/plan"),
