@@ -117,9 +117,11 @@ class Case:
         self.times.append((before + self.run()) / 2)
         return [trace, *trials[1:]]
 
-    def predict(self, of_step: float, of_trials: list[float]) -> None:
-        self.by_itself.append(of_step)
-        self.by_trial.append(statistics.median(of_trials))
+    def add_predictions(self, from_traces: list[float]) -> None:
+        """Of a turn, in the order of its traces."""
+        from_step, *from_trials = from_traces
+        self.by_itself.append(from_step)
+        self.by_trial.append(statistics.median(from_trials))
 
 
 def make_case(label: str, make: Any, name: str, ranks: int, data: int = 1) -> Case:
@@ -220,8 +222,7 @@ def measure_processes(ranks: int, turns: int) -> None:
             for turn in range(turns):
                 starts = [f"{number}-{turn}-{i}" for i in range(1 + TRIALS)]
                 traces = [[folder / f"{s}-{p}.json" for p in range(ranks)] for s in starts]
-                of_step, *of_trials = [predict_file(plan, of_all) for of_all in traces]
-                case.predict(of_step, of_trials)
+                case.add_predictions([predict_file(plan, of_all) for of_all in traces])
             print_case(case)
 
 
@@ -240,10 +241,8 @@ def main() -> None:
     cases = list(cases_here())
     for _ in range(options.turns):
         for case in cases:
-            of_step, *of_trials = [
-                case.step.predict([trace]).makespan for trace in case.take_turn()
-            ]
-            case.predict(of_step, of_trials)
+            traces = case.take_turn()
+            case.add_predictions([case.step.predict([t]).makespan for t in traces])
     for case in cases:
         print_case(case)
     del cases

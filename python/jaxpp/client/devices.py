@@ -95,7 +95,7 @@ class LocalDevices(StepDevices):
             text = f"JPP_SHARE_MEMORY={wanted!r}: expected 0 or 1"
             raise make_error("invalid-argument", text)
         tried = info.platform in ("cpu", "cuda")
-        self._shares = tried if wanted is None else wanted != "0"
+        self._shares = tried if wanted is None else wanted == "1"
         if on_cpu:
             self.least_borrowed = 1 << 16  # below this size a copy is faster
 

@@ -15,7 +15,10 @@
 // Devices, and aborts by this process, have no descriptor to poll.
 enum { kNapNanoseconds = 50000, kLongNapNanoseconds = 1000000 };
 // The same between two steps, when only other processes may wait for this one.
-enum { kIdleNapNanoseconds = 300000, kLongIdleNapNanoseconds = 50000000 };
+enum {
+  kIdleNapNanoseconds = kJppNetworkPeriodUs * 1000,
+  kLongIdleNapNanoseconds = 50000000
+};
 enum { kFlushMs = 10000, kAbortMs = 200 };
 
 // --- Open -----------------------------------------------------------------------------
@@ -250,7 +253,6 @@ static bool awaits_devices(const jpp_runtime_t* runtime) {
 void jpp__network_wait(jpp_runtime_t* runtime, bool between_steps) {
   int descriptor = -1;
   bool armed = false, some = false;
-  jpp__wakeup_begin(&runtime->wakeup);
   pthread_mutex_lock(&runtime->network_mutex);
   some = progress_locked(runtime);
   if (!some) {
@@ -263,7 +265,6 @@ void jpp__network_wait(jpp_runtime_t* runtime, bool between_steps) {
     int64_t longest = between_steps ? kLongIdleNapNanoseconds : kLongNapNanoseconds;
     jpp__wakeup_sleep(&runtime->wakeup, descriptor, polls ? nap : longest);
   }
-  jpp__wakeup_end(&runtime->wakeup);
 }
 
 void jpp__network_beat(jpp_runtime_t* runtime) {

@@ -20,8 +20,9 @@ void jpp__network_close(jpp_runtime_t* runtime);
 bool jpp__network_progress(jpp_runtime_t* runtime);
 // The same, on another thread while the issuing thread is busy.
 void jpp__network_beat(jpp_runtime_t* runtime);
-// Sleeps until the transport has work or the issuing thread is called, a millisecond at
-// most, or 50 between two steps.
+// Drives the transport and, if nothing happened, sleeps until it has work or the issuing
+// thread is called, a millisecond at most, or 50 between two steps. Call it between
+// jpp__wakeup_begin() and jpp__wakeup_end().
 void jpp__network_wait(jpp_runtime_t* runtime, bool between_steps);
 // Breaks the runtime if a channel has failed. Issuing thread, while it uses no channel.
 void jpp__network_check(jpp_runtime_t* runtime);

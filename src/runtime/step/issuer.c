@@ -104,7 +104,9 @@ static const jpp_actor_t* wait_for_network(jpp_runtime_t* runtime, int64_t quiet
   } else if (quiet > kJppDeadlineQuiet && (late = find_late(runtime, quiet_since, now))) {
     runtime->step->halt = JPP_HALT_LATE;
   } else {
+    jpp__wakeup_begin(&runtime->wakeup);
     jpp__network_wait(runtime, false);
+    jpp__wakeup_end(&runtime->wakeup);
   }
   return late;
 }

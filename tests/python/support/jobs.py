@@ -178,13 +178,13 @@ def wake_ups() -> dict[str, tuple[str, int]]:
     """The name of each thread of the library, and how often it has gone to sleep."""
     found = {}
     for thread in pathlib.Path("/proc/self/task").iterdir():
-        name = (thread / "comm").read_text().strip()
-        sleeps = re.search(
-            r"^voluntary_ctxt_switches:\s*(\d+)", (thread / "status").read_text(), re.M
-        )
-        assert sleeps
-        if name.startswith("jpp-"):
-            found[thread.name] = name, int(sleeps[1])
+        try:
+            status = (thread / "status").read_text()
+        except OSError:  # a thread of JAX that has ended
+            continue
+        fields = dict(re.findall(r"^(\w+):\s*(.*)$", status, re.M))
+        if fields["Name"].startswith("jpp-"):
+            found[thread.name] = fields["Name"], int(fields["voluntary_ctxt_switches"])
     return found
 
 
