@@ -4,8 +4,8 @@ schedules, in one process and in a process per rank.
 All steps are measured alternately, so that a machine whose speed drifts slows them alike.
 Each is predicted twice: from a trial of two microbatches, which does not run the step's
 other microbatches, and from a trace of the step itself. A trial is short, so in each turn
-it runs several times, and the median of its predictions counts. Times are medians, and
-errors are medians of the errors within a turn.
+it runs several times. Times are medians, and errors are medians of the errors within a
+turn.
 
     python benchmarks/predictions.py [--turns N]
 """
@@ -23,7 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -107,21 +107,15 @@ class Case:
         jax.block_until_ready((self.trial_state, loss))
         return str(self.trial.trace_json())
 
-    def take_turn(self) -> list[str]:
-        """Measures and traces the step, and returns the trace of the step and those of the
-        trials. Each runs once before it is measured, because other steps ran before."""
+    def take_turn(self) -> tuple[list[str], list[str]]:
+        """Measures and traces the step, and returns the traces of the trials and that of the
+        step. Each runs once before it is measured, because other steps ran before."""
         self.run()
         before, trace = self.run(), self.trace()
         trials = [self.trace_trial() for _ in range(1 + TRIALS)]
         self.run()
         self.times.append((before + self.run()) / 2)
-        return [trace, *trials[1:]]
-
-    def add_predictions(self, from_traces: list[float]) -> None:
-        """Of a turn, in the order of its traces."""
-        from_step, *from_trials = from_traces
-        self.by_itself.append(from_step)
-        self.by_trial.append(statistics.median(from_trials))
+        return trials[1:], [trace]
 
 
 def make_case(label: str, make: Any, name: str, ranks: int, data: int = 1) -> Case:
@@ -180,8 +174,10 @@ def run_child(ranks: int, turns: int, folder: pathlib.Path) -> None:
         case.step.save(folder / f"{number}-{process}.plan")
     for turn in range(turns):
         for number, case in enumerate(cases):
-            for i, trace in enumerate(case.take_turn()):
-                (folder / f"{number}-{turn}-{i}-{process}.json").write_text(trace)
+            for what, traces in zip(("trial", "step"), case.take_turn(), strict=True):
+                for i, trace in enumerate(traces):
+                    name = f"{number}-{turn}-{what}-{i}-{process}.json"
+                    (folder / name).write_text(trace)
     if process == 0:
         found = [(case.name, case.times) for case in cases]
         (folder / "times.json").write_text(json.dumps(found))
@@ -194,10 +190,10 @@ def command() -> str:
     return found
 
 
-def predict_file(plan: pathlib.Path, traces: list[pathlib.Path]) -> float:
+def predict_file(plan: pathlib.Path, ranks: int, traces: Iterable[pathlib.Path]) -> float:
     """In a job, a process begins a step when its own part of the previous step is done,
     so the time from step to step is measured."""
-    flags = ["-n", str(len(traces)), "--steps=4", "--json"]
+    flags = ["-n", str(ranks), "--steps=4", "--json"]
     run = subprocess.run(
         [command(), "predict", plan, *traces, *flags],
         check=True,
@@ -220,9 +216,9 @@ def measure_processes(ranks: int, turns: int) -> None:
             plan = folder / f"{number}-0.plan"
             case = Case(label, None, None, None, None, None, times)
             for turn in range(turns):
-                starts = [f"{number}-{turn}-{i}" for i in range(1 + TRIALS)]
-                traces = [[folder / f"{s}-{p}.json" for p in range(ranks)] for s in starts]
-                case.add_predictions([predict_file(plan, of_all) for of_all in traces])
+                for what, predicted in (("trial", case.by_trial), ("step", case.by_itself)):
+                    traces = folder.glob(f"{number}-{turn}-{what}-*.json")
+                    predicted.append(predict_file(plan, ranks, traces))
             print_case(case)
 
 
@@ -241,8 +237,9 @@ def main() -> None:
     cases = list(cases_here())
     for _ in range(options.turns):
         for case in cases:
-            traces = case.take_turn()
-            case.add_predictions([case.step.predict([t]).makespan for t in traces])
+            trials, own = case.take_turn()
+            case.by_trial.append(case.step.predict(trials).makespan)
+            case.by_itself.append(case.step.predict(own).makespan)
     for case in cases:
         print_case(case)
     del cases

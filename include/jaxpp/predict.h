@@ -126,10 +126,10 @@ JPP_API jpp_status_t* jpp_predict_task_times(const jpp_machine_t* machine, uint3
                                              double* out_times,
                                              uint64_t* out_first_times) JPP_MUST_USE;
 
-// The median latency between processes in measured runs, [num_runs] of one step of the
-// plan, on one clock: from the end of the run that made a message to the start of the run
-// that waited for it alone. 0 where no run waited for another process. Errors: those of
-// the machine, as above.
+// The median latency between processes in measured runs, [num_runs] of one or more steps
+// of the plan, on one clock: from the end of the run that made a message to the start of
+// the run that waited for it alone. 0 where no run waited for another process. Errors:
+// those of the machine, as above.
 JPP_API jpp_status_t* jpp_predict_latency(const jpp_plan_t* plan,
                                           const jpp_machine_t* machine,
                                           const jpp_task_run_t* runs, uint64_t num_runs,

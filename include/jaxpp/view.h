@@ -126,9 +126,10 @@ typedef struct jpp_trace_text {
 JPP_API bool jpp_spans_is_trace(const char* text);
 
 // Reads a trace; or several, [count], that the processes of a job took of the same steps,
-// as one, on one time axis, by the processes' clocks. JPP_PARSE_ERROR for a text that is
-// not a trace or has no task run, and for several traces of different steps, of the same
-// rank, or without the time at which the steps began.
+// one or more, as one, on one time axis, by the processes' clocks. JPP_PARSE_ERROR for a
+// text that is not a trace or has no task run; for two traces of the same rank and step;
+// if not all ranks have the same steps; and for several traces, if one does not say when
+// its step began.
 JPP_API jpp_status_t* jpp_spans_read(const jpp_trace_text_t* texts, uint32_t count,
                                      jpp_spans_t** out_spans) JPP_MUST_USE;
 // For the result of jpp_spans_read() only. Takes NULL.
@@ -153,9 +154,10 @@ JPP_API jpp_status_t* jpp_spans_html(const jpp_spans_t* spans,
 //===-- Predictions ----------------------------------------------------------------===//
 
 // jpp_predict() with task times from a trace: jpp_predict_task_times() computes them from
-// its runs of the plan's tasks, which are found by name. The trace may be of another plan
-// that has these tasks, with another schedule or fewer microbatches. If it has more ranks
-// than the plan, they ran on one host. A link without latency gets the trace's latency
+// its runs of the plan's tasks, which are found by name, of all its steps: the k-th run
+// of a task and microbatch is of the k-th step. The trace may be of another plan that has
+// these tasks, with another schedule or fewer microbatches. If it has more ranks than the
+// plan, they ran on one host. A link without latency gets the trace's latency
 // (jpp_predict_latency()). The options' task times are not read. Errors: those of
 // jpp_predict(), JPP_INVALID_ARGUMENT, which names the task, for a task without a run,
 // and JPP_PARSE_ERROR for a rank of 2^20 or more.

@@ -8,34 +8,38 @@
 #include "predict/wiring.h"
 
 typedef struct run_key {
-  uint32_t task, microbatch;
+  uint32_t step, task, microbatch;
   uint64_t run;  // measured
 } run_key_t;
 
 static int compare_keys(const void* left, const void* right) {
   const run_key_t *a = left, *b = right;
+  if (a->step != b->step) return a->step < b->step ? -1 : 1;
   if (a->task != b->task) return a->task < b->task ? -1 : 1;
   return (a->microbatch > b->microbatch) - (a->microbatch < b->microbatch);
 }
 
-// Finds the measured run for each run of the wiring; NULL for a run that was not
-// measured.
-static jpp_status_t* match_runs(const jpp_wiring_t* wiring, const jpp_task_run_t* runs,
-                                uint64_t num_runs, jpp_arena_t* scratch,
-                                const jpp_task_run_t*** out_found) {
-  run_key_t* keys = NULL;
-  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(scratch, num_runs, &keys));
-  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(scratch, wiring->num_runs, out_found));
+// The keys of all runs, [num_runs], in order.
+static jpp_status_t* sort_runs(const jpp_task_run_t* runs, uint64_t num_runs,
+                               jpp_arena_t* scratch, run_key_t** out_keys) {
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(scratch, num_runs, out_keys));
   for (uint64_t i = 0; i < num_runs; ++i) {
-    keys[i] = (run_key_t){runs[i].task, runs[i].microbatch, i};
+    (*out_keys)[i] = (run_key_t){runs[i].step, runs[i].task, runs[i].microbatch, i};
   }
-  qsort(keys, num_runs, sizeof(*keys), compare_keys);
-  for (uint32_t i = 0; i < wiring->num_runs; ++i) {
-    run_key_t key = {wiring->runs[i].task, wiring->runs[i].microbatch, 0};
-    const run_key_t* found = bsearch(&key, keys, num_runs, sizeof(*keys), compare_keys);
-    if (found) (*out_found)[i] = &runs[found->run];
-  }
+  qsort(*out_keys, num_runs, sizeof(**out_keys), compare_keys);
   return NULL;
+}
+
+// Finds the measured run for each run of the wiring, among the keys of a step; NULL for a
+// run that was not measured.
+static void match_runs(const jpp_wiring_t* wiring, const jpp_task_run_t* runs,
+                       const run_key_t* keys, uint64_t num_keys,
+                       const jpp_task_run_t** out_found) {
+  for (uint32_t i = 0; i < wiring->num_runs; ++i) {
+    run_key_t key = {keys->step, wiring->runs[i].task, wiring->runs[i].microbatch, 0};
+    const run_key_t* found = bsearch(&key, keys, num_keys, sizeof(*keys), compare_keys);
+    out_found[i] = found ? &runs[found->run] : NULL;
+  }
 }
 
 // The time from the end of the last run for which the instruction's run waits to the
@@ -65,27 +69,43 @@ static int compare_times(const void* left, const void* right) {
   return (a > b) - (a < b);
 }
 
+// Adds the waits of a step to out_waits, [*count]. `rank_ends`: when each rank ended its
+// last run.
+static void measure_step(const jpp_wiring_t* wiring, const jpp_machine_t* machine,
+                         const jpp_task_run_t* const* found, double* rank_ends,
+                         double* out_waits, uint64_t* count) {
+  for (uint32_t r = 0; r < wiring->plan->ranks; ++r) {
+    double* end = &rank_ends[r];
+    for (uint32_t i = 0; i < wiring->plan->programs[r].num_instrs; ++i) {
+      const jpp_wired_instr_t* instr = &wiring->instrs[r][i];
+      if (instr->kind != JPP_INSTR_RUN) continue;
+      double wait = measure_wait(wiring, machine, found, instr, *end);
+      if (wait >= 0) out_waits[(*count)++] = wait;
+      if (found[instr->number]) *end = fmax(*end, found[instr->number]->end);
+    }
+  }
+}
+
 static jpp_status_t* find_latency(const jpp_plan_t* plan, const jpp_machine_t* machine,
                                   const jpp_task_run_t* runs, uint64_t num_runs,
                                   jpp_arena_t* scratch, double* out_latency) {
   jpp_wiring_t wiring;
   jpp_machine_t full;
+  run_key_t* keys = NULL;
   const jpp_task_run_t** found = NULL;
-  double* waits = NULL;
-  uint32_t count = 0;
+  double *waits = NULL, *rank_ends = NULL;
+  uint64_t count = 0;
   JPP_RETURN_IF_ERROR(jpp__machine_complete(machine, plan->ranks, scratch, &full));
   JPP_RETURN_IF_ERROR(jpp__wiring_create(plan, scratch, &wiring));
-  JPP_RETURN_IF_ERROR(match_runs(&wiring, runs, num_runs, scratch, &found));
-  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(scratch, wiring.num_runs, &waits));
-  for (uint32_t r = 0; r < plan->ranks; ++r) {
-    double rank_end = -INFINITY;
-    for (uint32_t i = 0; i < plan->programs[r].num_instrs; ++i) {
-      const jpp_wired_instr_t* instr = &wiring.instrs[r][i];
-      if (instr->kind != JPP_INSTR_RUN) continue;
-      double wait = measure_wait(&wiring, &full, found, instr, rank_end);
-      if (wait >= 0) waits[count++] = wait;
-      if (found[instr->number]) rank_end = fmax(rank_end, found[instr->number]->end);
-    }
+  JPP_RETURN_IF_ERROR(sort_runs(runs, num_runs, scratch, &keys));
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(scratch, wiring.num_runs, &found));
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(scratch, num_runs, &waits));
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(scratch, plan->ranks, &rank_ends));
+  for (uint32_t r = 0; r < plan->ranks; ++r) rank_ends[r] = -INFINITY;
+  for (uint64_t begin = 0, end = 0; begin < num_runs; begin = end) {
+    while (end < num_runs && keys[end].step == keys[begin].step) ++end;
+    match_runs(&wiring, runs, &keys[begin], end - begin, found);
+    measure_step(&wiring, &full, found, rank_ends, waits, &count);
   }
   qsort(waits, count, sizeof(*waits), compare_times);
   *out_latency = count ? waits[count / 2] : 0;

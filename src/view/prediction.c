@@ -36,6 +36,23 @@ static const named_task_t* find_task(const named_task_t* tasks, uint32_t count,
   return bsearch(&key, tasks, count, sizeof(*tasks), by_name);
 }
 
+static int by_start(const void* left, const void* right) {
+  const jpp_task_run_t *a = left, *b = right;
+  if (a->task != b->task) return a->task < b->task ? -1 : 1;
+  if (a->microbatch != b->microbatch) return a->microbatch < b->microbatch ? -1 : 1;
+  return (a->start > b->start) - (a->start < b->start);
+}
+
+// Sets the steps of runs: a trace does not say where one ends.
+static void number_steps(jpp_task_run_t* runs, uint64_t count) {
+  qsort(runs, count, sizeof(*runs), by_start);
+  for (uint64_t i = 1; i < count; ++i) {
+    const jpp_task_run_t* before = &runs[i - 1];
+    bool again = runs[i].task == before->task && runs[i].microbatch == before->microbatch;
+    if (again) runs[i].step = before->step + 1;
+  }
+}
+
 // Finds the spans that are runs of the plan's tasks; *out_ranks is their largest rank +
 // 1.
 static jpp_status_t* find_runs(const jpp_spans_t* trace, const jpp_staged_t* staged,
@@ -69,6 +86,7 @@ static jpp_status_t* find_runs(const jpp_spans_t* trace, const jpp_staged_t* sta
                                                    .start = span->start,
                                                    .end = span->end};
   }
+  number_steps(*out_runs, *out_count);
   return NULL;
 }
 

@@ -1,5 +1,5 @@
 // Reads traces and writes them again: the traces that the processes of a job took of the
-// same steps become one.
+// same steps, one or more, become one.
 //
 // The processes' clocks align their traces on one axis: CLOCK_REALTIME, which is the same
 // within a host, and differs between hosts as much as their clocks do.
@@ -125,59 +125,100 @@ static json_int_t note_of(const json_t* root, const char* name) {
   return json_integer_value(json_object_get(json_object_get(root, "otherData"), name));
 }
 
-// Checks that the text can be joined with the first one.
-static jpp_status_t* check_notes(const jpp_trace_text_t* texts, uint32_t index,
-                                 json_t* const* roots) {
-  json_int_t step = note_of(roots[index], "step"), first = note_of(roots[0], "step");
-  if (note_of(roots[index], "clock_ns") <= 0 || step <= 0) {
-    return jpp_status_make(
-        JPP_PARSE_ERROR,
-        "%s:1: expected step and clock_ns in otherData, by which traces of several "
-        "processes are joined: it was not written by trace_json() of a step",
-        texts[index].name);
-  }
-  if (step == first) return NULL;
-  return jpp_status_make(JPP_PARSE_ERROR,
-                         "%s begins with step %lld, %s with step %lld; expected the same "
-                         "steps of each process",
-                         texts[0].name, (long long)first, texts[index].name,
-                         (long long)step);
+// Checks that the text can be joined with others.
+static jpp_status_t* check_notes(const char* file, const json_t* root) {
+  if (note_of(root, "clock_ns") > 0 && note_of(root, "step") > 0) return NULL;
+  return jpp_status_make(
+      JPP_PARSE_ERROR,
+      "%s:1: expected step and clock_ns in otherData, by which traces of several "
+      "steps and processes are joined: it was not written by trace_json() of a step",
+      file);
 }
 
-// A text that has runs of a rank.
+// A text that has runs of a rank, from this step on.
 typedef struct rank_text {
   uint32_t rank, text;
+  json_int_t step;
 } rank_text_t;
 
 static int compare_rank_texts(const void* left, const void* right) {
   const rank_text_t *a = left, *b = right;
   if (a->rank != b->rank) return a->rank < b->rank ? -1 : 1;
+  if (a->step != b->step) return a->step < b->step ? -1 : 1;
   return (a->text > b->text) - (a->text < b->text);
 }
 
-// Checks that only one text has runs of each rank. The runs of text t, which are not
-// sorted yet, end at ends[t].
+// Checks that only one text has runs of a rank and step.
+static jpp_status_t* check_single(const jpp_trace_text_t* texts, const rank_text_t* list,
+                                  size_t count) {
+  for (size_t i = 1; i < count; ++i) {
+    const rank_text_t *a = &list[i - 1], *b = &list[i];
+    if (a->rank != b->rank || a->step != b->step) continue;
+    return jpp_status_make(JPP_PARSE_ERROR,
+                           "%s and %s both have runs of rank %u in step %lld; expected "
+                           "traces of different ranks of one job, or of different steps: "
+                           "give each trace once, and none of an earlier job",
+                           texts[a->text].name, texts[b->text].name, b->rank,
+                           (long long)b->step);
+  }
+  return NULL;
+}
+
+// Checks that two ranks have the same steps, [num_a] and [num_b].
+static jpp_status_t* check_same_steps(const jpp_trace_text_t* texts, const rank_text_t* a,
+                                      size_t num_a, const rank_text_t* b, size_t num_b) {
+  size_t both = num_a < num_b ? num_a : num_b, same = 0;
+  while (same < both && a[same].step == b[same].step) ++same;
+  if (same < both) {
+    return jpp_status_make(
+        JPP_PARSE_ERROR,
+        "%s begins with step %lld, %s with step %lld; expected the same "
+        "steps of each process",
+        texts[a[same].text].name, (long long)a[same].step, texts[b[same].text].name,
+        (long long)b[same].step);
+  }
+  if (num_a == num_b) return NULL;
+  const rank_text_t* more = num_a > num_b ? &a[same] : &b[same];
+  return jpp_status_make(JPP_PARSE_ERROR,
+                         "%s has step %lld of rank %u; expected a trace of that step of "
+                         "rank %u, too: the same steps of each process",
+                         texts[more->text].name, (long long)more->step, more->rank,
+                         num_a > num_b ? b->rank : a->rank);
+}
+
+static jpp_status_t* check_steps(const jpp_trace_text_t* texts, const rank_text_t* list,
+                                 size_t count) {
+  size_t begin = 0, of_first = 0;  // the number of steps of the first rank
+  for (size_t i = 0; i < count; ++i) {
+    if (i + 1 < count && list[i + 1].rank == list[i].rank) continue;
+    if (!begin) of_first = i + 1;
+    JPP_RETURN_IF_ERROR(
+        check_same_steps(texts, list, of_first, &list[begin], i + 1 - begin));
+    begin = i + 1;
+  }
+  return NULL;
+}
+
+// Checks that of each rank there are runs of the same steps, and of each step in one text
+// only. The runs of text t, which are not sorted yet, end at ends[t].
 static jpp_status_t* check_ranks(const jpp_trace_text_t* texts, const size_t* ends,
-                                 const jpp_spans_t* spans) {
+                                 const read_spans_t* read) {
   rank_text_t* list = NULL;
-  jpp_status_t* status = NULL;
-  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(spans->count, &list));
+  size_t count = 0;
   uint32_t text = 0;
-  for (size_t i = 0; i < spans->count; ++i) {
+  JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(read->base.count, &list));
+  for (size_t i = 0; i < read->base.count; ++i) {
     while (i == ends[text]) ++text;
-    list[i] = (rank_text_t){.rank = spans->spans[i].rank, .text = text};
+    list[i] = (rank_text_t){.rank = read->base.spans[i].rank,
+                            .text = text,
+                            .step = note_of(read->roots[text], "step")};
   }
-  qsort(list, spans->count, sizeof(*list), compare_rank_texts);
-  for (size_t i = 1; i < spans->count && !status; ++i) {
-    if (list[i].rank != list[i - 1].rank || list[i].text == list[i - 1].text) continue;
-    status =
-        jpp_status_make(JPP_PARSE_ERROR,
-                        "%s and %s both have runs of rank %u in step %llu; expected "
-                        "traces of different ranks of one job: give each trace once, "
-                        "and none of an earlier job",
-                        texts[list[i - 1].text].name, texts[list[i].text].name,
-                        list[i].rank, (unsigned long long)spans->step);
+  qsort(list, read->base.count, sizeof(*list), compare_rank_texts);
+  for (size_t i = 0; i < read->base.count; ++i) {
+    if (!i || compare_rank_texts(&list[i], &list[i - 1])) list[count++] = list[i];
   }
+  jpp_status_t* status = check_single(texts, list, count);
+  if (!status) status = check_steps(texts, list, count);
   jpp_free(list);
   return status;
 }
@@ -216,7 +257,7 @@ static jpp_status_t* add_texts(const jpp_trace_text_t* texts, uint32_t count,
     status = add_text(texts[i].name, events_of(root), offset, read);
     ends[i] = read->base.count;
   }
-  if (!status && count > 1) status = check_ranks(texts, ends, &read->base);
+  if (!status && count > 1) status = check_ranks(texts, ends, read);
   jpp_free(ends);
   return status;
 }
@@ -226,12 +267,13 @@ static jpp_status_t* read_texts(const jpp_trace_text_t* texts, uint32_t count,
   jpp_spans_t* spans = &read->base;
   JPP_RETURN_IF_ERROR(parse_texts(texts, count, read));
   for (uint32_t i = 0; i < count; ++i) {
-    int64_t clock = note_of(read->roots[i], "clock_ns");
-    if (count > 1) JPP_RETURN_IF_ERROR(check_notes(texts, i, read->roots));
+    const json_t* root = read->roots[i];
+    if (count > 1) JPP_RETURN_IF_ERROR(check_notes(texts[i].name, root));
+    json_int_t clock = note_of(root, "clock_ns"), step = note_of(root, "step");
     if (!i || clock < spans->clock) spans->clock = clock;
+    if (step < 0) step = 0;
+    if (!i || (uint64_t)step < spans->step) spans->step = (uint64_t)step;
   }
-  json_int_t step = note_of(read->roots[0], "step");
-  spans->step = step > 0 ? (uint64_t)step : 0;
   JPP_RETURN_IF_ERROR(add_texts(texts, count, read));
   if (!spans->title) spans->title = texts[0].name;
   // A trace without duration is still drawn, on an axis of one microsecond.

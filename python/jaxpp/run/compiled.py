@@ -488,8 +488,8 @@ class CompiledStep:
         """Predicts the time of a step from the times of its tasks.
 
         Args:
-          traces: results of trace_json() of the same steps, one per process, from this step or
-            from one with the same tasks, such as fewer microbatches or another schedule.
+          traces: results of trace_json() of one or more calls, each from every process, of this
+            step or of one with the same tasks, such as fewer microbatches or another schedule.
             Default: the last traced call.
           cores: how many cores the devices share, 0 for no limit. Default: on CPUs the
             cores of this process, otherwise no limit.

@@ -303,8 +303,10 @@ static void test_latency_is_found_in_predicted_runs(void** state) {
                              .cores = pick(3),
                              .processes = planned.ranks,
                              .link.latency = pick_time() / 100};
-    jpp_predict_options_t options = {
-        .struct_size = sizeof(options), .task_times = times, .machine = &machine};
+    jpp_predict_options_t options = {.struct_size = sizeof(options),
+                                     .task_times = times,
+                                     .machine = &machine,
+                                     .steps = 1 + (uint32_t)(seed % 3)};
     jpp_prediction_t* prediction = NULL;
     double found = -1;
     ASSERT_OK(jpp_predict(planned.plan, &options, &prediction));

@@ -56,6 +56,56 @@ static void test_a_predicted_trace_predicts_itself(void** state) {
   for (uint64_t seed = 1; seed <= kSeeds; ++seed) predict_again(seed);
 }
 
+// Of mlp2, whose tasks run four times a step and take `times[k]` in step k.
+static double predict_from_steps(const double* times, uint32_t count) {
+  planned_t planned;
+  ASSERT_OK(plan_file("mlp2", NULL, &planned));
+  double* of_tasks = calloc(planned.staged->num_tasks, sizeof(*of_tasks));
+  jpp_trace_text_t texts[8] = {0};
+  jpp_machine_t machine = {.struct_size = sizeof(machine), .processes = 2};
+  jpp_predict_options_t options = {
+      .struct_size = sizeof(options), .task_times = of_tasks, .machine = &machine};
+  jpp_prediction_t* prediction = NULL;
+  for (uint32_t k = 0; k < count; ++k) {
+    for (uint32_t t = 0; t < planned.staged->num_tasks; ++t) {
+      of_tasks[t] = planned.staged->tasks[t].loop == 0 ? times[k] : 0;
+    }
+    char *text = NULL, *noted = NULL;
+    jpp_spans_t* spans = NULL;
+    machine.link.latency = 0.25;
+    ASSERT_OK(jpp_predict(planned.plan, &options, &prediction));
+    ASSERT_OK(jpp_prediction_to_trace(prediction, &text));
+    jpp_prediction_destroy(prediction);
+    spans = read_trace(text);
+    spans->step = 1 + k;
+    spans->clock = (int64_t)1e18 + (int64_t)1e9 * k;
+    ASSERT_OK(jpp_spans_to_json(spans, &noted));
+    texts[k] = (jpp_trace_text_t){.name = "t", .text = noted, .length = strlen(noted)};
+    jpp_spans_destroy(spans);
+    jpp_text_free(text);
+  }
+  jpp_spans_t* joined = NULL;
+  ASSERT_OK(jpp_spans_read(texts, count, &joined));
+  machine.link.latency = 0;  // that of the traces
+  ASSERT_OK(jpp_spans_predict(joined, planned.plan, &options, &prediction));
+  double makespan = prediction->makespan;
+  jpp_prediction_destroy(prediction);
+  jpp_spans_destroy(joined);
+  for (uint32_t k = 0; k < count; ++k) jpp_text_free((char*)texts[k].text);
+  free(of_tasks);
+  plan_free(&planned);
+  return makespan;
+}
+
+static void test_traces_of_several_steps(void** state) {
+  (void)state;
+  // Of the first two steps, the four microbatches take the times of the first one. The
+  // latency is that of one step, however many there are.
+  double one = predict_from_steps((double[]){1}, 1);
+  assert_true(fabs(predict_from_steps((double[]){1, 1, 1}, 3) - one) < 1e-4);
+  assert_true(fabs(predict_from_steps((double[]){1, 7, 9}, 3) - one) < 1e-4);
+}
+
 static void test_texts_and_a_missing_task(void** state) {
   (void)state;
   planned_t planned;
@@ -133,6 +183,7 @@ static void test_a_trace_with_more_ranks(void** state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_a_predicted_trace_predicts_itself),
+      cmocka_unit_test(test_traces_of_several_steps),
       cmocka_unit_test(test_texts_and_a_missing_task),
       cmocka_unit_test(test_a_trace_with_more_ranks),
   };

@@ -112,6 +112,28 @@ static void test_traces_of_processes_are_joined_by_their_clocks(void** state) {
   for (int round = 0; round < 200; ++round) join(processes, 1 + draw(kProcesses));
 }
 
+// The steps of a job, one after the other, as a run of several steps has them.
+static void test_traces_of_several_steps_are_joined(void** state) {
+  (void)state;
+  static process_t processes[kProcesses];
+  jpp_trace_text_t texts[kProcesses];
+  jpp_spans_t* joined = NULL;
+  for (uint32_t p = 0; p < kProcesses; ++p) {
+    fill(&processes[p], 0);
+    for (uint32_t i = 0; i < kRuns; ++i) processes[p].runs[i].rank = i % kRanks;
+    // The order of the texts is not that of the steps.
+    processes[p].spans.step = 7 + (p + 2) % kProcesses;
+    jpp_text_free(processes[p].text);
+    ASSERT_OK(jpp_spans_to_json(&processes[p].spans, &processes[p].text));
+    texts[p] = (jpp_trace_text_t){
+        .name = "x", .text = processes[p].text, .length = strlen(processes[p].text)};
+  }
+  ASSERT_OK(jpp_spans_read(texts, kProcesses, &joined));
+  check_joined(joined, processes, kProcesses);
+  jpp_spans_destroy(joined);
+  for (uint32_t p = 0; p < kProcesses; ++p) jpp_text_free(processes[p].text);
+}
+
 #define RUN_OF(rank) \
   "{\"ph\": \"X\", \"name\": \"fwd_0\", \"tid\": " rank ", \"ts\": 1, \"dur\": 2}"
 #define RUN RUN_OF("0")
@@ -134,7 +156,12 @@ static void test_what_can_not_be_joined(void** state) {
   (void)state;
   refuse(STEP("3", "10"), "[" RUN "]", "b:1: expected step and clock_ns in otherData");
   refuse("[" RUN "]", STEP("3", "10"), "a:1: expected step and clock_ns in otherData");
-  refuse(STEP("3", "10"), STEP("4", "10"), "a begins with step 3, b with step 4");
+  refuse(STEP("3", "10"), TRACE("4", "10", RUN_OF("1")),
+         "a begins with step 3, b with step 4");
+  refuse(STEP("3", "10"), TRACE("4", "10", RUN "," RUN_OF("1")),
+         "a begins with step 3, b with step 4");
+  refuse(TRACE("3", "10", RUN "," RUN_OF("1")), STEP("4", "10"),
+         "b has step 4 of rank 0; expected a trace of that step of rank 1, too");
   refuse(STEP("3", "10"), STEP("0", "10"), "b:1: expected step and clock_ns");
   refuse(STEP("3", "10"), STEP("3", "-10"), "b:1: expected step and clock_ns");
   refuse(STEP("3", "10"), STEP("3", "\"10\""), "b:1: expected step and clock_ns");
@@ -158,6 +185,7 @@ static void test_what_can_not_be_joined(void** state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_traces_of_processes_are_joined_by_their_clocks),
+      cmocka_unit_test(test_traces_of_several_steps_are_joined),
       cmocka_unit_test(test_what_can_not_be_joined),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

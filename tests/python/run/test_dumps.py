@@ -188,7 +188,28 @@ def test_prediction_of_a_traced_step(tmp_path: pathlib.Path, command: str) -> No
         other.predict([compiled.trace_json()])
     with pytest.raises(jaxpp.JaxppError, match="trace 0 and trace 1 both have runs of rank 0"):
         compiled.predict([compiled.trace_json()] * 2)
+    _check_several_steps(compiled, command, tmp_path)
     _check_refusals(compiled)
+
+
+def _check_several_steps(compiled: Any, command: str, folder: pathlib.Path) -> None:
+    """Traces of several steps, in any order: each step takes the times of one of them."""
+    files = []
+    for name in ("a.json", "b.json"):
+        compiled(m.params(4), m.batch(4))
+        (folder / name).write_text(compiled.trace_json())
+        files.append(folder / name)
+    traces = [x.read_text() for x in files]
+    first, second = (compiled.predict([x]).busy for x in traces)
+    assert compiled.predict(traces[::-1]).busy == pytest.approx(first, 1e-3)
+    assert first != pytest.approx(second, 1e-3)
+    both = compiled.predict(traces[::-1], steps=2)
+    printed = subprocess.run(
+        [command, "predict", folder / "step.plan", *files, "--steps", "2"],
+        capture_output=True,
+        text=True,
+    )
+    assert printed.stdout == str(both) + "\n", printed.stderr
 
 
 def _check_refusals(compiled: Any) -> None:
