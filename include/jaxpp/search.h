@@ -34,8 +34,9 @@ typedef struct jpp_search_options {
   uint64_t seed;
   // Only schedules with whole backwards.
   bool whole_backwards;
-  // If `accept` refuses everything else, also tries schedules with the smallest limits
-  // under which they can run. They do little at once.
+  // Until `accept` accepts one, tries only schedules that do not depend on the costs: the
+  // built-in ones, and those with the smallest limits under which a schedule can run,
+  // which do little at once.
   bool smallest;
   // May be NULL. Decides whether a schedule that would be the best so far is acceptable,
   // in addition to memory_limit or instead of it. Called on the caller's thread; its

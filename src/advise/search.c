@@ -37,12 +37,17 @@ static jpp_status_t* forward_poll(void* context) {
   return a->options->poll ? a->options->poll(a->options->context) : NULL;
 }
 
+// Whether no schedule was within the limits.
+static bool is_refusal(const acceptor_t* a, const jpp_status_t* status) {
+  return status && a->candidates.limits && jpp_status_code(status) == JPP_OUT_OF_MEMORY;
+}
+
 // Replaces the search's error with one that says how much memory would have sufficed,
-// which only the candidates know.
+// which only the candidates know. Another search under that limit succeeds, even if it
+// measures other times.
 static jpp_status_t* explain_refusal(const acceptor_t* a, jpp_status_t* status) {
   const jpp_candidates_t* candidates = &a->candidates;
-  bool memory = jpp_status_code(status) == JPP_OUT_OF_MEMORY;
-  if (!memory || !candidates->smallest_name) return status;
+  if (!candidates->smallest_name) return status;
   uint64_t least = candidates->limits->bytes[0];
   for (uint32_t r = 1; r < a->options->ranks; ++r) {
     if (candidates->limits->bytes[r] < least) least = candidates->limits->bytes[r];
@@ -51,8 +56,9 @@ static jpp_status_t* explain_refusal(const acceptor_t* a, jpp_status_t* status) 
   return jpp_status_make(
       JPP_OUT_OF_MEMORY,
       "memory limit: expected a schedule of %u stage%s on %u rank%s with %u microbatch%s "
-      "that takes at most %llu bytes on each device, found none; of what was tried, the "
-      "smallest takes %llu bytes. More ranks, or smaller microbatches, need less",
+      "that takes at most %llu bytes on each device, found none; of those that do not "
+      "depend on measured times, the smallest takes %llu bytes. More ranks, or smaller "
+      "microbatches, need less",
       a->options->stages, jpp__plural(a->options->stages), a->options->ranks,
       jpp__plural(a->options->ranks), a->options->microbatches,
       a->options->microbatches == 1 ? "" : "es", (unsigned long long)least,
@@ -84,15 +90,19 @@ static jpp_status_t* prepare(const jpp_advise_search_t* step, acceptor_t* a) {
 static jpp_status_t* search_for_step(const jpp_advise_search_t* step, acceptor_t* a,
                                      jpp_search_result_t* out_result) {
   JPP_RETURN_IF_ERROR(prepare(step, a));
-  bool may_offload = step->limits && step->offload_over;
-  jpp_status_t* status = search_under_limits(a, !may_offload, out_result);
-  if (may_offload && status && jpp_status_code(status) == JPP_OUT_OF_MEMORY) {
+  jpp_status_t* status = search_under_limits(a, false, out_result);
+  if (step->offload_over && is_refusal(a, status)) {
     jpp_status_free(status);
     a->candidates.offload_over = step->offload_over;
-    status = search_under_limits(a, true, out_result);
-    out_result->offloads = !status;
+    status = search_under_limits(a, false, out_result);
   }
-  return status ? explain_refusal(a, status) : NULL;
+  if (is_refusal(a, status)) {
+    jpp_status_free(status);
+    a->candidates.smallest_name = NULL;
+    status = search_under_limits(a, true, out_result);
+  }
+  out_result->offloads = !status && a->candidates.offload_over;
+  return is_refusal(a, status) ? explain_refusal(a, status) : status;
 }
 
 jpp_status_t* jpp_advise_search(const jpp_advise_search_t* step,

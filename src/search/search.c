@@ -365,14 +365,27 @@ static jpp_status_t* try_placements(search_t* search, uint32_t per_rank) {
   return NULL;
 }
 
-// Tries the smallest limits with which a schedule can run.
+// Tries the smallest limits with which a schedule can run, as if all costs were equal.
 static jpp_status_t* try_smallest_limits(search_t* search, uint32_t per_rank) {
-  for (uint32_t start = 0; start < kStarts; ++start) {
+  jpp_greedy_cost_t *split = search->split_costs, *whole = search->whole_costs, *equal;
+  uint32_t link = search->link;
+  jpp_status_t* status = NULL;
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&search->arena, search->options->stages, &equal));
+  for (uint32_t s = 0; s < search->options->stages; ++s) {
+    equal[s] = (jpp_greedy_cost_t){1, 1, 1};
+  }
+  search->split_costs = search->whole_costs = equal;
+  search->link = 0;
+  for (uint32_t start = 0; start < kStarts && !status; ++start) {
+    if (start % kPlacements == PLACE_BALANCED) continue;
     start_trial(search, start);
     set_limits(search, per_rank, search->trial.limits);
-    JPP_RETURN_IF_ERROR(try_trial(search));
+    status = try_trial(search);
   }
-  return NULL;
+  search->split_costs = split;
+  search->whole_costs = whole;
+  search->link = link;
+  return status;
 }
 
 // Makes a random change: moves a stage to another rank, swaps two stages, or changes a
@@ -492,10 +505,8 @@ static jpp_status_t* run_search(search_t* search) {
   JPP_RETURN_IF_ERROR(prepare_search(search));
   JPP_RETURN_IF_ERROR(try_built_ins(search));
   uint32_t per_rank = (search->options->stages - 1) / search->options->ranks + 1;
-  JPP_RETURN_IF_ERROR(try_placements(search, per_rank));
-  if (!search->result->schedule && search->options->smallest) {
-    JPP_RETURN_IF_ERROR(try_smallest_limits(search, per_rank));
-  }
+  JPP_RETURN_IF_ERROR(search->options->smallest ? try_smallest_limits(search, per_rank)
+                                                : try_placements(search, per_rank));
   if (search->result->schedule) return climb(search);
   if (search->options->accept) {
     return jpp_status_make(JPP_OUT_OF_MEMORY, "none of %llu schedules was accepted",

@@ -105,6 +105,44 @@ static void test_the_least_memory_is_found(void** state) {
   }
 }
 
+static jpp_status_t* refuse_and_note(void* context, const jpp_schedule_t* schedule,
+                                     bool* out_accept) {
+  uint64_t* noted = context;
+  uint32_t peaks[4];
+  ASSERT_OK(jpp_schedule_peak_microbatches(schedule, 4, peaks));
+  for (uint32_t r = 0; r < 4; ++r) *noted = *noted * 31 + peaks[r];
+  for (uint32_t s = 0; s < 8; ++s) *noted = *noted * 31 + schedule->stage_rank[s];
+  *out_accept = false;
+  return NULL;
+}
+
+// Costs are measured. A limit under which a schedule fits must suffice in a later search,
+// which has other costs.
+static void test_the_smallest_schedules_do_not_depend_on_costs(void** state) {
+  (void)state;
+  uint64_t first = 0;
+  for (uint32_t i = 0; i < 16; ++i) {
+    jpp_cost_t costs[8];
+    for (uint32_t s = 0; s < 8; ++s) {
+      costs[s] = (jpp_cost_t){1 + i * s % 7, 1 + i * s % 5, 1 + i * (7 - s) % 3};
+    }
+    uint64_t noted = 0;
+    jpp_search_result_t result;
+    jpp_search_options_t options = {.struct_size = sizeof(options),
+                                    .stages = 8,
+                                    .ranks = 4,
+                                    .microbatches = 6,
+                                    .costs = costs,
+                                    .accept = refuse_and_note,
+                                    .context = &noted,
+                                    .smallest = true};
+    ASSERT_FAILS(jpp_schedule_search(&options, &result), JPP_OUT_OF_MEMORY,
+                 "schedules was accepted");
+    if (!i) first = noted;
+    assert_true(noted == first);
+  }
+}
+
 static void test_every_size_is_served(void** state) {
   (void)state;
   for (uint32_t n = 0; n < 4 * 4 * 3; ++n) {
@@ -313,6 +351,7 @@ int main(void) {
       cmocka_unit_test(test_the_least_memory_is_found),
       cmocka_unit_test(test_half_the_memory_costs_little_time),
       cmocka_unit_test(test_a_slow_link_is_not_used),
+      cmocka_unit_test(test_the_smallest_schedules_do_not_depend_on_costs),
       cmocka_unit_test(test_every_size_is_served),
       cmocka_unit_test(test_pictures_hold_every_task),
       cmocka_unit_test(test_pictures_show_streams),
