@@ -19,7 +19,14 @@ from jaxpp.jax_internals.arrays import keeps_its_sharding
 from jaxpp.jax_internals.context import context_mesh
 from jaxpp.job import watch_job
 
-__all__ = ["MpmdMesh", "MpmdSharding", "memory_of", "parted_sharding", "rank_axes"]
+__all__ = [
+    "MpmdMesh",
+    "MpmdSharding",
+    "axes_by_dimension",
+    "memory_of",
+    "parted_sharding",
+    "rank_axes",
+]
 
 
 def __getattr__(name: str) -> Any:
@@ -46,6 +53,12 @@ def memory_of(sharding: Any, what: str) -> str:
         f"{what}: expected memory_kind='device', 'pinned_host' or None, found "
         f"memory_kind={kind!r}",
     )
+
+
+def axes_by_dimension(spec: PartitionSpec) -> list[tuple[str, ...]]:
+    """The mesh axes that shard each dimension for which the spec has an entry."""
+    parts = spec.partitions
+    return [p if isinstance(p, tuple) else () if p is None else (p,) for p in parts]
 
 
 def rank_axes(mesh: MpmdMesh) -> tuple[tuple[str, ...], list[int]]:
@@ -345,17 +358,12 @@ class MpmdMesh:
 
     def without_pipeline_axis(self, spec: PartitionSpec) -> PartitionSpec:
         """The part of a whole-mesh spec that shards within a rank."""
-        named = [
-            axis
-            for part in spec.partitions
-            for axis in (part if isinstance(part, tuple) else [part])
-        ]
-        if self.mpmd_axis_name not in named:
+        by_dimension = axes_by_dimension(spec)
+        if not any(self.mpmd_axis_name in axes for axes in by_dimension):
             return spec
-        parts = []
-        for part in spec.partitions:
-            axes = part if isinstance(part, tuple) else (part,)
-            kept = tuple(a for a in axes if a is not None and a != self.mpmd_axis_name)
+        parts: list[Any] = []
+        for axes in by_dimension:
+            kept = tuple(a for a in axes if a != self.mpmd_axis_name)
             parts.append(kept[0] if len(kept) == 1 else kept or None)
         while parts and parts[-1] is None:
             parts.pop()

@@ -375,13 +375,16 @@ class BoundStep:
         return sorted({*super().__dir__(), *dir(self.compiled)})
 
 
-def _one_of(who: str, way: str, specs: Any, shardings: Any) -> Any:
+def _one_of(who: str, way: str, specs: Any, shardings: Any) -> tuple[Any, str]:
+    """What the user gave, and the name of the argument."""
     if specs is not None and shardings is not None:
         raise make_error(
             "invalid-argument",
             f"{who}: expected {way}_specs or {way}_shardings, found both",
         )
-    return shardings if specs is None else specs
+    if shardings is not None:
+        return shardings, f"{way}_shardings"
+    return specs, f"{way}_specs"
 
 
 def _as_tuple(given: Any) -> tuple[Any, ...]:
@@ -431,11 +434,15 @@ def make_options(
     """Checks the arguments of the API function `who`."""
     check_function(who, fun, mpmd_mesh)
     device_limit, host_limit = limits_by_memory(memory_limit, who)
+    given_in, in_word = _one_of(who, "in", in_specs, in_shardings)
+    given_out, out_word = _one_of(who, "out", out_specs, out_shardings)
     return Options(
         who,
         mpmd_mesh,
-        _one_of(who, "in", in_specs, in_shardings),
-        _one_of(who, "out", out_specs, out_shardings),
+        given_in,
+        given_out,
+        in_word,
+        out_word,
         _as_tuple(static_argnums),
         _as_tuple(static_argnames),
         _as_tuple(donate_argnums),

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence, Set
 from typing import Any
 
 import jax
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxpp.errors import check_prefix, describe, make_error, warn
-from jaxpp.mesh import MpmdMesh, MpmdSharding, Ranks, memory_of
+from jaxpp.mesh import MpmdMesh, MpmdSharding, Ranks, axes_by_dimension, memory_of
 from jaxpp.trace.call import Options
 
 __all__ = [
     "broadcast",
+    "check_specs",
     "given_memories",
     "memories_of",
     "result_ranks",
@@ -41,7 +43,7 @@ def warn_of_pipeline_axis(
 
 def broadcast(given: Any, tree: Any, what: str) -> list[Any]:
     """One spec, sharding, set of ranks or None per leaf."""
-    whose = "arguments" if what == "in_specs" else "results"
+    whose = "arguments" if what.startswith("in_") else "results"
     return check_prefix(what, given, tree, f"the step's {whose}")
 
 
@@ -56,8 +58,8 @@ def memories_of(given: Sequence[Any], what: str, names: Sequence[str]) -> list[s
 def given_memories(options: Options, args: Any, names: list[str]) -> list[str | None]:
     """For each leaf of the positional arguments, the memory in which in_shardings place
     it, or None."""
-    taken = broadcast(options.in_specs, args, "in_specs")
-    return memories_of(taken, "in_specs", names)
+    taken = broadcast(options.in_specs, args, options.in_word)
+    return memories_of(taken, options.in_word, names)
 
 
 def spec_of(given: Any, what: str, mesh: MpmdMesh) -> PartitionSpec | None:
@@ -70,6 +72,60 @@ def spec_of(given: Any, what: str, mesh: MpmdMesh) -> PartitionSpec | None:
         f"{describe(given)}",
         wrong_type=True,
     )
+
+
+def _check_spec(spec: PartitionSpec, aval: Any, mesh: Mesh, what: str) -> None:
+    """Checks that axes exist, are used once and divide the shape, and that none is unreduced.
+    Raises JaxppError("sharding")."""
+    sizes = dict(mesh.shape)
+    if spec.unreduced:
+        raise make_error(
+            "sharding",
+            f"{what}: spec {spec} has unreduced axes {tuple(sorted(spec.unreduced))}; expected "
+            "none: a step takes and returns sums, not their terms. Use jax.reshard in the step",
+        )
+    parts = axes_by_dimension(spec)
+    if len(parts) > len(aval.shape):
+        raise make_error(
+            "sharding",
+            f"{what}: spec {spec} has {len(parts)} entries; expected at most "
+            f"{len(aval.shape)}, one per dimension of the array's shape {tuple(aval.shape)}",
+        )
+    used = [axis for axes in parts for axis in axes]
+    for dim, axes in enumerate(parts):
+        for axis in axes:
+            if axis not in sizes:
+                raise make_error(
+                    "sharding",
+                    f"{what}: spec {spec} names axis {axis!r}; expected one of the mesh's "
+                    f"axes {tuple(sizes)}",
+                )
+            if used.count(axis) > 1:
+                raise make_error(
+                    "sharding",
+                    f"{what}: spec {spec} names axis {axis!r} {used.count(axis)} times; "
+                    "expected each axis at most once",
+                )
+        ways = math.prod(sizes[a] for a in axes)
+        if aval.shape[dim] % ways:
+            raise make_error(
+                "sharding",
+                f"{what}: spec {spec} divides dimension {dim} of {tuple(aval.shape)} into "
+                f"{ways}; expected a multiple of {ways}, found {aval.shape[dim]}",
+            )
+
+
+def check_specs(
+    specs: Sequence[PartitionSpec | None],
+    avals: Sequence[Any],
+    names: Sequence[str],
+    mesh: Mesh,
+    what: str,
+) -> None:
+    """Checks the specs of leaves, if they have one, of these types."""
+    for spec, aval, name in zip(specs, avals, names, strict=True):
+        if spec is not None:
+            _check_spec(spec, aval, mesh, f"{what} of {name}")
 
 
 def _ranks_of(given: Any, mesh: MpmdMesh) -> tuple[int, ...] | None:

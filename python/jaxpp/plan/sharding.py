@@ -17,19 +17,18 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxpp import _core
-from jaxpp.errors import make_error
 from jaxpp.jax_internals.arrays import explicit_sharding
 from jaxpp.jax_internals.context import context_mesh
 from jaxpp.jax_internals.modules import LoweredModule
 from jaxpp.jax_internals.sums import Blocked
-from jaxpp.mesh import MpmdMesh
+from jaxpp.mesh import MpmdMesh, axes_by_dimension
 from jaxpp.operations import Add, accumulate
 from jaxpp.placements import physical_type
 from jaxpp.plan.evaluation import run_op
 from jaxpp.trace.front import FrontLoop, Graph
 from jaxpp.trace.gather import Gather
 
-__all__ = ["Specs", "StepShardings", "check_spec"]
+__all__ = ["Specs", "StepShardings"]
 
 
 @dataclasses.dataclass
@@ -74,73 +73,14 @@ class Specs:
         return not rows_cut and (after == row or (after[1:] == row and not after[0][1]))
 
 
-# --- Specs from the user -----------------------------------------------------------------
-
-
-def _axes_of(part: Any) -> tuple[str, ...]:
-    return () if part is None else (part if isinstance(part, tuple) else (part,))
-
-
 def _cuts(
     spec: PartitionSpec, shape: Sequence[int], mesh: Mesh
 ) -> list[tuple[int, tuple[str, ...]]]:
     """For each dimension, its size and the axes of the mesh that cut it."""
-    parts = [*spec.partitions, *[None] * (len(shape) - len(spec.partitions))]
-    cutting = [tuple(a for a in _axes_of(part) if mesh.shape[a] > 1) for part in parts]
+    axes = axes_by_dimension(spec)
+    axes += [()] * (len(shape) - len(axes))
+    cutting = [tuple(a for a in own if mesh.shape[a] > 1) for own in axes]
     return list(zip(shape, cutting, strict=True))
-
-
-def check_spec(spec: PartitionSpec, aval: Any, mesh: Mesh, what: str) -> None:
-    """Checks that axes exist, are used once and divide the shape, and that none is unreduced.
-    Raises JaxppError("sharding")."""
-    sizes = dict(mesh.shape)
-    if spec.unreduced:
-        raise make_error(
-            "sharding",
-            f"{what}: spec {spec} has unreduced axes {tuple(sorted(spec.unreduced))}; expected "
-            "none: a step takes and returns sums, not their terms. Use jax.reshard in the step",
-        )
-    parts = [_axes_of(part) for part in spec.partitions]
-    if len(parts) > len(aval.shape):
-        raise make_error(
-            "sharding",
-            f"{what}: spec {spec} has {len(parts)} entries; expected at most "
-            f"{len(aval.shape)}, one per dimension of the array's shape {tuple(aval.shape)}",
-        )
-    used = [axis for axes in parts for axis in axes]
-    for dim, axes in enumerate(parts):
-        for axis in axes:
-            if axis not in sizes:
-                raise make_error(
-                    "sharding",
-                    f"{what}: spec {spec} names axis {axis!r}; expected one of the mesh's "
-                    f"axes {tuple(sizes)}",
-                )
-            if used.count(axis) > 1:
-                raise make_error(
-                    "sharding",
-                    f"{what}: spec {spec} names axis {axis!r} {used.count(axis)} times; "
-                    "expected each axis at most once",
-                )
-        ways = math.prod(sizes[a] for a in axes)
-        if aval.shape[dim] % ways:
-            raise make_error(
-                "sharding",
-                f"{what}: spec {spec} divides dimension {dim} of {tuple(aval.shape)} into "
-                f"{ways}; expected a multiple of {ways}, found {aval.shape[dim]}",
-            )
-
-
-def _check_given(
-    specs: Sequence[PartitionSpec | None],
-    avals: Sequence[Any],
-    names: Sequence[str],
-    mesh: Mesh,
-    what: str,
-) -> None:
-    for spec, aval, name in zip(specs, avals, names, strict=True):
-        if spec is not None:
-            check_spec(spec, aval, mesh, f"{what} of {name}")
 
 
 # --- Propagation ------------------------------------------------------------------------
@@ -219,9 +159,10 @@ def _ranks_of_values(staged: _core.Staged) -> dict[int, set[int]]:
 
 def _fitting(spec: PartitionSpec, shape: Sequence[int], mesh: Mesh) -> PartitionSpec:
     """The spec without entries that do not divide the shape on this mesh."""
+    axes = axes_by_dimension(spec)
     parts = [
-        part if size % math.prod(mesh.shape[a] for a in _axes_of(part)) == 0 else None
-        for part, size in zip(spec.partitions, shape, strict=False)
+        part if size % math.prod(mesh.shape[a] for a in own) == 0 else None
+        for part, own, size in zip(spec.partitions, axes, shape, strict=False)
     ]
     while parts and parts[-1] is None:
         parts.pop()
@@ -230,7 +171,7 @@ def _fitting(spec: PartitionSpec, shape: Sequence[int], mesh: Mesh) -> Partition
 
 def _without(spec: PartitionSpec, axes: frozenset[str]) -> PartitionSpec:
     """The spec without these axes."""
-    parts = [_axes_of(part) for part in spec.partitions]
+    parts = axes_by_dimension(spec)
     return PartitionSpec(*(tuple(a for a in part if a not in axes) or None for part in parts))
 
 
@@ -259,11 +200,7 @@ class StepShardings:
     Args:
       graph, mesh: the step and its mesh.
       in_specs, out_specs: specs from the user, one entry per leaf; None: inferred.
-      names, out_names: the names of the argument and result leaves.
       batch_axes: in the loops, only the batch stays sharded over these axes.
-
-    Raises:
-      JaxppError: a given spec names an unknown axis or does not divide ("sharding").
     """
 
     def __init__(
@@ -272,16 +209,12 @@ class StepShardings:
         mesh: MpmdMesh,
         in_specs: Sequence[PartitionSpec | None],
         out_specs: Sequence[PartitionSpec | None],
-        names: Sequence[str],
-        out_names: Sequence[str],
         batch_axes: Sequence[str] = (),
     ) -> None:
         self._graph = graph
         self._mesh = mesh
         self._in_specs = in_specs
         self._out_specs = out_specs
-        self._names = names
-        self._out_names = out_names
         self._batch_axes = batch_axes
         self._found = dict(graph.specs)  # by value of the graph
         # Of each loop's results; empty if nothing is partial.
@@ -290,13 +223,8 @@ class StepShardings:
     def _given(
         self, staged: _core.Staged
     ) -> tuple[dict[int, PartitionSpec], dict[int, PartitionSpec]]:
-        avals, mesh = self._graph.avals, self._mesh.lowering_mesh()
         args = [placed.value for placed in staged.args()]
         outputs = [placed.value for placed in staged.outputs()]
-        own = [avals[v] for v in args[: len(self._names)]]
-        _check_given(self._in_specs, own, self._names, mesh, "in_specs")
-        results = [avals[v] for v in outputs]
-        _check_given(self._out_specs, results, self._out_names, mesh, "out_specs")
         given_in = {v: s for v, s in zip(args, self._in_specs, strict=False) if s is not None}
         given_out = {
             v: s

@@ -27,13 +27,14 @@ from jaxpp.plan.advice import warn_of_unparted
 from jaxpp.plan.carried import carried
 from jaxpp.plan.given import (
     broadcast,
+    check_specs,
     memories_of,
     result_ranks,
     spec_of,
     spec_of_leaf,
     warn_of_pipeline_axis,
 )
-from jaxpp.plan.sharding import StepShardings, check_spec
+from jaxpp.plan.sharding import StepShardings
 from jaxpp.trace.boxes import Bounds
 from jaxpp.trace.call import Call, Options, Signature, Static, struct_of
 from jaxpp.trace.custom_calls import check_targets
@@ -53,14 +54,20 @@ _HOST_NOTE = (
 )
 
 
-def _asked_specs(call: Call, options: Options) -> tuple[list[Any], list[PartitionSpec | None]]:
+def _asked_specs(
+    signature: Signature, call: Call, options: Options
+) -> tuple[list[Any], list[PartitionSpec | None]]:
     """Returns two lists: what in_specs give for each leaf of the positional arguments, and the
     spec of each leaf of all arguments. Without one, the array's own sharding counts."""
-    mesh, taken = options.mesh, broadcast(options.in_specs, call.args, "in_specs")
-    specs = [spec_of(t, "in_specs", mesh) for t in taken]
+    mesh, word = options.mesh, options.in_word
+    taken = broadcast(options.in_specs, call.args, word)
+    specs = [spec_of(t, word, mesh) for t in taken]
     specs += [None] * (len(call.leaves) - len(taken))  # keyword arguments
     pairs = zip(specs, call.leaves, strict=True)
-    return taken, [spec_of_leaf(mesh, leaf) if s is None else s for s, leaf in pairs]
+    specs = [spec_of_leaf(mesh, leaf) if s is None else s for s, leaf in pairs]
+    names, _ = signature.describe(call)
+    check_specs(specs, list(map(struct_of, call.leaves)), names, mesh.lowering_mesh(), word)
+    return taken, specs
 
 
 def _argument_types(
@@ -72,11 +79,9 @@ def _argument_types(
     if options.written or any(t is not AxisType.Explicit for t in mesh.axis_types):
         yield from structs
         return
-    names, _ = signature.describe(call)
-    _, specs = _asked_specs(call, options)
-    for struct, given, name in zip(structs, specs, names, strict=True):
+    _, specs = _asked_specs(signature, call, options)
+    for struct, given in zip(structs, specs, strict=True):
         spec = PartitionSpec() if given is None else given
-        check_spec(spec, struct, mesh, f"in_specs of {name}")
         yield struct.update(sharding=NamedSharding(mesh, spec))
 
 
@@ -172,8 +177,7 @@ class TracedCall:
         return graph
 
     def shardings(self, graph: Graph, batch_axes: Sequence[str] = ()) -> StepShardings:
-        ends = (self.in_specs, self.out_specs, self.arg_names, self.out_names)
-        return StepShardings(graph, self.mesh, *ends, batch_axes)
+        return StepShardings(graph, self.mesh, self.in_specs, self.out_specs, batch_axes)
 
 
 def _by_parts(values: Sequence[Any], bounds: Sequence[Bounds | None]) -> list[Any]:
@@ -293,10 +297,10 @@ def trace_call(
 ) -> TracedCall:
     mesh = options.mesh
     names, donated = signature.describe(call)
-    taken, in_specs = _asked_specs(call, options)
-    warn_of_pipeline_axis(taken, "in_specs", names, mesh, definition_line(fun))
+    taken, in_specs = _asked_specs(signature, call, options)
+    warn_of_pipeline_axis(taken, options.in_word, names, mesh, definition_line(fun))
     unknown = len(call.leaves) - len(taken)  # keyword arguments
-    asked = [*memories_of(taken, "in_specs", names), *[None] * unknown]
+    asked = [*memories_of(taken, options.in_word, names), *[None] * unknown]
     in_memories = [
         memory or memory_of(getattr(leaf, "sharding", None), f"argument {name}")
         for memory, name, leaf in zip(asked, names, call.leaves, strict=True)
@@ -305,8 +309,11 @@ def trace_call(
     warn_of_marks_without_loop(closed.jaxpr)
     name, out_names = name_of(fun), _output_names(out_tree)
     results = jax.tree.unflatten(out_tree, closed.out_avals)
-    given = broadcast(options.out_specs, results, "out_specs")
-    warn_of_pipeline_axis(given, "out_specs", out_names, mesh, definition_line(fun))
+    word = options.out_word
+    given = broadcast(options.out_specs, results, word)
+    warn_of_pipeline_axis(given, word, out_names, mesh, definition_line(fun))
+    out_specs = [spec_of(g, word, mesh) for g in given]
+    check_specs(out_specs, closed.out_avals, out_names, mesh.lowering_mesh(), word)
     traced_call = TracedCall(
         name,
         mesh,
@@ -317,10 +324,10 @@ def trace_call(
         donated,
         out_names,
         in_specs,
-        [spec_of(g, "out_specs", mesh) for g in given],
+        out_specs,
         result_ranks(given, results, out_names, options),
         in_memories,
-        memories_of(given, "out_specs", out_names),
+        memories_of(given, word, out_names),
         argument_bounds=[None] * len(names),
         result_bounds=[None] * len(out_names),
         statics=signature.statics(call),
@@ -336,22 +343,30 @@ def trace_written(
     mesh, (names, donated) = options.mesh, signature.describe(call)
     closed, out_tree = trace_function(fun, signature, call, options)
     # The trace has checked that the shardings are a prefix of the arguments.
+    word = f"{options.who}: in_shardings"
     places = [
-        place_of(sharding, mesh, f"{options.who}: in_shardings")
+        place_of(sharding, mesh, word)
         for sharding in broadcast_prefix(options.in_specs, call.args)
     ]
     cut = cut_parted(closed, places)
+    names = _part_names(names, cut.argument_bounds)
+    out_names = _part_names(_output_names(out_tree), cut.result_bounds)
+    in_specs = [place.spec for place in cut.arguments]
+    out_specs = [place.spec for place in cut.results]
+    check_specs(in_specs, cut.closed.in_avals, names, mesh.lowering_mesh(), word)
+    word = f"{options.who}: the sharding"
+    check_specs(out_specs, cut.closed.out_avals, out_names, mesh.lowering_mesh(), word)
     return TracedCall(
         name_of(fun),
         mesh,
         cut.closed,
         call.tree,
         out_tree,
-        _part_names(names, cut.argument_bounds),
+        names,
         _by_parts(donated, cut.argument_bounds),
-        _part_names(_output_names(out_tree), cut.result_bounds),
-        in_specs=[place.spec for place in cut.arguments],
-        out_specs=[place.spec for place in cut.results],
+        out_names,
+        in_specs=in_specs,
+        out_specs=out_specs,
         out_ranks=[place.ranks for place in cut.results],
         in_memories=[place.memory for place in cut.arguments],
         out_memories=[place.memory for place in cut.results],

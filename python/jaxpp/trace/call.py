@@ -54,6 +54,8 @@ class Options:
     mesh: MpmdMesh
     in_specs: Any
     out_specs: Any
+    in_word: str  # the argument that gave in_specs: "in_specs" or "in_shardings"
+    out_word: str
     static_argnums: tuple[int, ...]
     static_argnames: tuple[str, ...]
     donate_argnums: tuple[int, ...]

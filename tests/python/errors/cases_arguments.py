@@ -400,12 +400,12 @@ memory(
 memory(
     "in_shardings in unpinned host memory",
     lambda: step_of(in_shardings=(in_memory("unpinned_host"), None))(m.params(), m.batch()),
-    f"in_specs of ws[0]: {ONE_OF}",
+    f"in_shardings of ws[0]: {ONE_OF}",
 )
 memory(
     "out_shardings in unpinned host memory",
     lambda: step_of(out_shardings=(in_memory("unpinned_host"), None))(m.params(), m.batch()),
-    f"out_specs of result[0][0]: {ONE_OF}",
+    f"out_shardings of result[0][0]: {ONE_OF}",
 )
 memory(
     "An MpmdSharding in unpinned host memory",

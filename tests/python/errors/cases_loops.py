@@ -251,7 +251,7 @@ warned(
 warned(
     "A result's sharding that names the pipeline axis",
     lambda: train(TWO, out_shardings=(None, NamedSharding(mesh().jax_mesh, P("stage")))),
-    "out_specs of result[1]: P('stage',) names 'stage', the pipeline axis of the mesh",
+    "out_shardings of result[1]: P('stage',) names 'stage', the pipeline axis of the mesh",
 )
 sharded("Text for a spec", "expected PartitionSpecs", "found 'data'", in_specs=("data", P()))
 sharded(
