@@ -59,7 +59,7 @@ static void find_stage_ends(const jpp_partitioner_t* p, bool* ends_stage) {
 
 // A hoisted op may need cheap ops that are cloned into tasks; these are then computed
 // outside the loop as well.
-static void find_outer_copies(jpp_partitioner_t* p) {
+void jpp__partition_find_outer_copies(jpp_partitioner_t* p) {
   for (uint32_t id = p->graph->num_ops; id-- > 0;) {
     const jpp_op_t* op = &p->ops.data[id];
     if (op->loop == JPP_NONE) continue;
@@ -91,6 +91,5 @@ jpp_status_t* jpp__partition_classify(jpp_partitioner_t* p) {
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&p->scratch, graph->num_ops, &ends_stage));
   find_stage_ends(p, ends_stage);
   for (uint32_t id = 0; id < graph->num_ops; ++id) classify_op(p, id, ends_stage, known);
-  find_outer_copies(p);
   return NULL;
 }

@@ -1,8 +1,10 @@
-// Merges equal ops that belong to no stage, for example the casts of a weight in a
+// Merges equal ops that are hoisted out of a loop, for example the casts of a weight in a
 // stage's forward and again in its rematerialised backward: without this, both results
 // would be kept until the loop ends.
-#include <string.h>
-
+//
+// Cheap ops, which each task runs itself, only count as equal. If those of different
+// stages were merged, tasks of equal stages would have them at different positions, and
+// no longer share a module.
 #include "base/map.h"
 #include "partition/partitioner.h"
 
@@ -10,7 +12,8 @@ enum { kKeyFields = 4 };  // in front of the inputs: code, loop, segment, memory
 
 typedef struct merger {
   jpp_partitioner_t* p;
-  jpp_map_t ops;  // by what they compute
+  jpp_map_t ops;    // by what they compute
+  uint32_t* equal;  // [graph values] the first value that is equal
 } merger_t;
 
 // Lets an op use the values with which its operands have been merged.
@@ -28,7 +31,7 @@ static jpp_status_t* follow_aliases(jpp_partitioner_t* p, uint32_t id) {
   return NULL;
 }
 
-static bool can_merge(const jpp_partitioner_t* p, uint32_t id) {
+static bool is_comparable(const jpp_partitioner_t* p, uint32_t id) {
   const jpp_op_t* op = &p->ops.data[id];
   uint32_t segment = p->segment[id];
   bool outside = segment == JPP_SEGMENT_OUTER || segment == JPP_SEGMENT_CLONE;
@@ -40,8 +43,6 @@ static bool can_merge(const jpp_partitioner_t* p, uint32_t id) {
 static void merge_op(jpp_partitioner_t* p, uint32_t id, uint32_t first) {
   const jpp_op_t *op = &p->ops.data[id], *same = &p->ops.data[first];
   p->segment[id] = JPP_SEGMENT_ALIAS;
-  p->outer_copy[first] = p->outer_copy[first] || p->outer_copy[id];
-  p->outer_copy[id] = false;
   for (uint32_t i = 0; i < op->num_inputs; ++i) --p->uses[op->inputs[i]];
   for (uint32_t i = 0; i < op->num_outputs; ++i) {
     p->alias[op->first_output + i] = same->first_output + i;
@@ -49,7 +50,8 @@ static void merge_op(jpp_partitioner_t* p, uint32_t id, uint32_t first) {
   }
 }
 
-static jpp_status_t* merge_or_add(merger_t* m, uint32_t id) {
+// Compares the op with those before it.
+static jpp_status_t* compare_op(merger_t* m, uint32_t id) {
   jpp_partitioner_t* p = m->p;
   const jpp_op_t* op = &p->ops.data[id];
   uint32_t* key = NULL;
@@ -59,26 +61,35 @@ static jpp_status_t* merge_or_add(merger_t* m, uint32_t id) {
   key[1] = op->loop;
   key[2] = p->segment[id];
   key[3] = p->values.data[op->first_output].type.memory;
-  memcpy(key + kKeyFields, op->inputs, op->num_inputs * sizeof(*key));
+  for (uint32_t i = 0; i < op->num_inputs; ++i) {
+    key[kKeyFields + i] = m->equal[op->inputs[i]];
+  }
   uint32_t size = (uint32_t)sizeof(*key) * (kKeyFields + op->num_inputs);
   uint32_t* first = jpp__map_find(&m->ops, (const char*)key, size);
   if (!first) return jpp__map_add(&m->ops, (const char*)key, size, id, NULL);
-  if (p->ops.data[*first].num_outputs == op->num_outputs) merge_op(p, id, *first);
+  const jpp_op_t* same = &p->ops.data[*first];
+  if (same->num_outputs != op->num_outputs) return NULL;
+  for (uint32_t i = 0; i < op->num_outputs; ++i) {
+    m->equal[op->first_output + i] = same->first_output + i;
+  }
+  if (p->segment[id] == JPP_SEGMENT_OUTER) merge_op(p, id, *first);
   return NULL;
 }
 
 static jpp_status_t* merge_all(merger_t* m) {
   jpp_partitioner_t* p = m->p;
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&p->scratch, p->graph->num_values, &m->equal));
+  for (uint32_t v = 0; v < p->graph->num_values; ++v) m->equal[v] = v;
   for (uint32_t id = 0; id < p->graph->num_ops; ++id) {
     JPP_RETURN_IF_ERROR(follow_aliases(p, id));
-    if (can_merge(p, id)) JPP_RETURN_IF_ERROR(merge_or_add(m, id));
+    if (is_comparable(p, id)) JPP_RETURN_IF_ERROR(compare_op(m, id));
   }
   // A mark may have passed on a value before it was merged.
   for (uint32_t v = 0; v < p->graph->num_values; ++v) p->alias[v] = p->alias[p->alias[v]];
   return NULL;
 }
 
-jpp_status_t* jpp__partition_merge_outside(jpp_partitioner_t* p) {
+jpp_status_t* jpp__partition_merge_hoisted(jpp_partitioner_t* p) {
   merger_t merger = {.p = p};
   jpp_status_t* status = merge_all(&merger);
   jpp__map_deinit(&merger.ops);

@@ -164,7 +164,8 @@ static jpp_status_t* run_passes(jpp_partitioner_t* p, jpp_staged_t* staged) {
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(p->arena, p->graph->num_loops, &p->loops));
   JPP_RETURN_IF_ERROR(jpp__partition_resolve_marks(p));
   JPP_RETURN_IF_ERROR(jpp__partition_classify(p));
-  JPP_RETURN_IF_ERROR(jpp__partition_merge_outside(p));
+  JPP_RETURN_IF_ERROR(jpp__partition_merge_hoisted(p));
+  jpp__partition_find_outer_copies(p);
   JPP_RETURN_IF_ERROR(split_loops(p));
   JPP_RETURN_IF_ERROR(jpp__partition_fill_tasks(p));
   JPP_RETURN_IF_ERROR(jpp__partition_share_stages(p));

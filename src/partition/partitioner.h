@@ -76,8 +76,10 @@ jpp_status_t* jpp__partition_resolve_marks(jpp_partitioner_t* p) JPP_MUST_USE;
 // classify.c: finds the ops of a body that leave it, and those that are recomputed where
 // needed.
 jpp_status_t* jpp__partition_classify(jpp_partitioner_t* p) JPP_MUST_USE;
-// merge.c: merges equal ops among these.
-jpp_status_t* jpp__partition_merge_outside(jpp_partitioner_t* p) JPP_MUST_USE;
+// merge.c: merges equal ops among those that leave it.
+jpp_status_t* jpp__partition_merge_hoisted(jpp_partitioner_t* p) JPP_MUST_USE;
+// classify.c
+void jpp__partition_find_outer_copies(jpp_partitioner_t* p);
 // stages.c: assigns a segment, and a part of the backward, to every other op of a body.
 jpp_status_t* jpp__partition_assign_stages(jpp_partitioner_t* p,
                                            uint32_t loop) JPP_MUST_USE;

@@ -41,7 +41,7 @@ def check_tasks(traced: Traced) -> int:
     mesh = traced.mesh.unstack[0]
     count = 0
     for task in traced.staged.tasks():
-        if task.loop is None:
+        if task.loop is None or not task.ops:
             continue
         ins, outs = (
             [NamedSharding(mesh, traced.specs.of(v)) for v in values]
