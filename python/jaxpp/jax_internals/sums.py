@@ -378,22 +378,22 @@ class Sums:
         """The axes over which the terms are partial sums, apart from whole ones, which are made
         partial: whole on one device, zero on the others."""
         axes: Axes | None = None
-        blocked: Blocked | None = None
+        reasons: list[tuple[str, Any]] = []  # an error would keep this frame alive, and itself
         whole = False
         for user, k in terms:
             before = len(self._uses)
             try:
                 found = self._axes(user, k, calls)
-            except Blocked as error:
-                blocked = blocked or error
+            except Blocked as blocked:
+                reasons.append((blocked.reason, blocked.location))
                 found = frozenset()
             if found == frozenset():
                 del self._uses[before:]
                 whole = True
             else:
                 axes = _meet(axes, found)
-        if axes is None and blocked:
-            raise blocked
+        if axes is None and reasons:
+            raise Blocked(*reasons[0])
         return frozenset() if axes is None and whole else axes
 
     def _called(self, call: Any) -> Any:

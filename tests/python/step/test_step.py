@@ -118,11 +118,13 @@ def no_garbage_collector() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("no_garbage_collector")
-def test_a_step_is_freed_with_its_last_reference(any_mesh2: Any) -> None:
+@pytest.mark.parametrize(
+    "axes, spec", [({}, P()), ({"data": 2}, P()), ({"data": 2}, P(None, "data"))]
+)
+def test_a_step_is_freed_with_its_last_reference(axes: dict[str, int], spec: P) -> None:
     # The planner keeps the reason why it cannot reduce this loss after the loop.
-    fun = m.training_step(TWO, lambda ws, x: jnp.exp(m.loss(ws, x)))
-    spec = P(None, "data") if any_mesh2.lowering_mesh().size > 1 else P()
-    step = JIT(fun, any_mesh2, in_specs=(None, spec))
+    fun = m.training_step(TWO, lambda ws, x: 1 - jnp.exp(m.loss(ws, x)))
+    step = JIT(fun, make_mesh(2, **axes), in_specs=(None, spec))
     compiled = step.compile(m.params(), m.batch())
     jax.block_until_ready(compiled(m.params(), m.batch()))
     seen = [weakref.ref(each) for each in (step, compiled)]
