@@ -78,6 +78,7 @@ def compare_to_docs(title: str, message: str) -> None:
         assert shown == raised, "run the tests with JPP_UPDATE_DOCS=1"
 
 
+@pytest.mark.own_devices  # errors name the ranks that share a device
 @pytest.mark.parametrize("wrong", CASES, ids=lambda c: c.title.replace(" ", "-"))
 def test_error(wrong: Case) -> None:
     with pytest.raises(jaxpp.JaxppError) as caught:

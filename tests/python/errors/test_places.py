@@ -90,6 +90,7 @@ MISTAKES: dict[str, tuple[Callable[[Any], Any], str]] = {
 }
 
 
+@pytest.mark.own_devices
 @pytest.mark.parametrize("name", MISTAKES)
 def test_says_what_is_wrong(name: str) -> None:
     run, text = MISTAKES[name]

@@ -323,6 +323,7 @@ def planned(**options: Any) -> tuple[str, int]:
     return lowered.explain(), max(r.peak_bytes for r in lowered.cost_summary().ranks)
 
 
+@pytest.mark.own_devices  # a limit holds for the ranks of a device together
 def test_a_memory_limit_chooses():
     _, needed = planned(fsdp="step")
     text, same = planned(fsdp="step", memory_limit=needed)

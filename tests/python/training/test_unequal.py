@@ -177,6 +177,7 @@ def test_a_plan_in_a_file(tmp_path: pathlib.Path) -> None:
 # --- Meshes -------------------------------------------------------------------------------
 
 
+@pytest.mark.own_devices
 def test_a_list_of_equal_meshes_is_a_mesh() -> None:
     whole = make_mesh(2, data=2)
     assert jaxpp.MpmdMesh(whole.unstack, "stage") == whole
