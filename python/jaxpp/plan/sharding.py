@@ -17,8 +17,10 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxpp import _core
-from jaxpp.jax_internals.arrays import explicit_sharding
+from jaxpp.errors import make_error
+from jaxpp.jax_internals.arrays import explicit_sharding, unreduced_axes
 from jaxpp.jax_internals.context import context_mesh
+from jaxpp.jax_internals.lines import user_line
 from jaxpp.jax_internals.modules import LoweredModule
 from jaxpp.jax_internals.sums import Blocked
 from jaxpp.mesh import MpmdMesh, axes_by_dimension
@@ -335,6 +337,7 @@ class StepShardings:
             in_shardings=tuple(shardings(args, in_specs)),
             out_shardings=shardings(outputs, out_specs),
         )
+        self._check_unreduced(outputs)
         with context_mesh(mesh):
             module = LoweredModule(jitted.lower(*map(struct, args)))
         position = {v: k for k, v in enumerate(outputs)}
@@ -346,6 +349,28 @@ class StepShardings:
         for values, specs in zip((args, outputs), propagated.specs(*avals), strict=True):
             self._found.update(zip(values, specs, strict=True))
         self._propagated = propagated, position
+
+    # JAX 0.10.2, 0.11.2: functions on such meshes cannot return unreduced values.
+    def _check_unreduced(self, values: Sequence[int]) -> None:
+        """Refuses values of unreduced types on meshes that also have automatic axes."""
+        mesh, avals = self._mesh.lowering_mesh(), self._graph.avals
+        typed = (v for v in values if unreduced_axes(avals[v]))
+        wrong = next((v for v in typed if explicit_sharding(avals[v], mesh) is None), None)
+        if wrong is None:
+            return
+        lines = (
+            user_line(op.eqn)
+            for op in self._graph.ops.values()
+            if op.eqn and op.first_output <= wrong < op.first_output + op.num_outputs
+        )
+        axes = {name: t.name for name, t in zip(mesh.axis_names, mesh.axis_types, strict=True)}
+        raise make_error(
+            "unsupported",
+            f"{next(lines, None) or 'step'}: a value of type {avals[wrong].str_short()} "
+            "leaves a stage or the loop; JAX supports this only on meshes whose axes are all "
+            f"explicit, found {axes}. Make all axes explicit, or use jax.reshard to reduce the "
+            "value there",
+        )
 
     # --- Partial sums ---
 

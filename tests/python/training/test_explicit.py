@@ -42,6 +42,13 @@ def explicit_mesh(name: str) -> jaxpp.MpmdMesh:
     return jaxpp.MpmdMesh(Mesh(devices, ("stage", *axes), axis_types=types), "stage")
 
 
+def mixed_mesh() -> jaxpp.MpmdMesh:
+    devices = np.array(some_devices(8)).reshape(2, 2, 2)
+    types = (AxisType.Explicit, AxisType.Explicit, AxisType.Auto)
+    mesh = Mesh(devices, ("stage", "data", "model"), axis_types=types)
+    return jaxpp.MpmdMesh(mesh, "stage")
+
+
 def whole(tree: Any) -> Any:
     return jax.tree.map(lambda a: jax.reshard(a, P()), tree)
 
@@ -213,10 +220,13 @@ def test_types_of_arguments_have_their_shardings(mesh: str, spec: Any) -> None:
 
 
 @pytest.mark.parametrize("spec", [P(), P(None, "data")], ids=str)
-@pytest.mark.parametrize("mesh", ["2 x (data 2)", "2 x (data 2, model 2)", "4 x (data 2)"])
+@pytest.mark.parametrize(
+    "mesh", ["2 x (data 2)", "2 x (data 2, model 2)", "mixed", "4 x (data 2)"]
+)
 @pytest.mark.parametrize("stage", ["layers", "scan"])
 def test_stacked_weights_stay_with_their_stages(stage: str, mesh: str, spec: Any) -> None:
-    ranks = MESHES[mesh][0]
+    on = mixed_mesh() if mesh == "mixed" else explicit_mesh(mesh)
+    ranks = on.mpmd_dim
 
     def loss(w: Any, x: Any, mark: Any) -> Any:
         for k in range(ranks):
@@ -224,7 +234,7 @@ def test_stacked_weights_stay_with_their_stages(stage: str, mesh: str, spec: Any
         return jnp.sum(x**2)
 
     weights = np.stack(arrays(2 * ranks, WIDTH, WIDTH))
-    compiled = assert_same_as_plain(jax.grad(loss), weights, explicit_mesh(mesh), spec=spec)
+    compiled = assert_same_as_plain(jax.grad(loss), weights, on, spec=spec)
     parts = compiled.in_shardings[0][0]
     assert parts.spec[0] == "stage"
 
@@ -372,18 +382,30 @@ def test_sums_over_some_of_the_axes(once: bool) -> None:
 # --- Values that tasks exchange -----------------------------------------------------------
 
 
+def loss_of_terms(weights: Any, x: Any, mark: Any) -> Any:
+    first, second = weights
+    by_columns, by_rows = jax.reshard(x, P(None, "data")), jax.reshard(first, P("data"))
+    h = jnp.einsum("bi,ij->bj", by_columns, by_rows, out_sharding=OVER_DATA)
+    return jnp.sum((whole(mark(h)) @ second) ** 2)
+
+
+def test_terms_on_a_mesh_with_automatic_axes() -> None:
+    match = (
+        r"test_explicit.py:\d+: a value of type .* leaves a stage or the loop; JAX supports "
+        "this only on meshes whose axes are all explicit, found .*'model': 'Auto'"
+    )
+    with pytest.raises(jaxpp.JaxppError, match=match):
+        assert_same_as_plain(
+            jax.value_and_grad(loss_of_terms), arrays(2, WIDTH, WIDTH), mixed_mesh()
+        )
+
+
 @pytest.mark.parametrize("once", [True, False], ids=["once", "each"])
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("mesh", [name for name, (ranks, _) in MESHES.items() if ranks == 2])
 def test_terms_cross_a_stage_mark(mesh: str, schedule: str, once: bool) -> None:
-    def loss(weights: Any, x: Any, mark: Any) -> Any:
-        first, second = weights
-        by_columns, by_rows = jax.reshard(x, P(None, "data")), jax.reshard(first, P("data"))
-        h = jnp.einsum("bi,ij->bj", by_columns, by_rows, out_sharding=OVER_DATA)
-        return jnp.sum((whole(mark(h)) @ second) ** 2)
-
     assert_same_as_plain(
-        lambda w, x, mark: jax.value_and_grad(loss)(w, x, mark),
+        jax.value_and_grad(loss_of_terms),
         arrays(2, WIDTH, WIDTH),
         explicit_mesh(mesh),
         SCHEDULES[schedule],
