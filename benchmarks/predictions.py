@@ -108,8 +108,8 @@ class Case:
         return str(self.trial.trace_json())
 
     def take_turn(self) -> tuple[list[str], list[str]]:
-        """Measures and traces the step, and returns the traces of the trials and that of the
-        step. Each runs once before it is measured, because other steps ran before."""
+        """Measures the step, and traces the trials and the step. Returns these two lists of
+        traces. Each runs once before it is measured, because other steps ran before."""
         self.run()
         before, trace = self.run(), self.trace()
         trials = [self.trace_trial() for _ in range(1 + TRIALS)]

@@ -58,9 +58,9 @@ typedef struct jpp_advise_search {
 // jpp_schedule_search() with limits on everything that the step keeps: it plans each
 // schedule that would be the best so far, and accepts it if its plan fits. The smallest
 // limits are tried last. `options` gives all other settings; its accept, context and
-// smallest are not read. JPP_OUT_OF_MEMORY names a limit under which a search succeeds,
-// whatever the costs: the smallest for which one of the schedules with the smallest
-// limits, or a built-in one, would fit.
+// smallest are not read. JPP_OUT_OF_MEMORY names a limit under which every search
+// succeeds, whatever its costs: the least memory that a schedule takes which does not
+// depend on them.
 JPP_API jpp_status_t* jpp_advise_search(const jpp_advise_search_t* step,
                                         const jpp_search_options_t* options,
                                         jpp_search_result_t* out_result) JPP_MUST_USE;

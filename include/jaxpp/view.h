@@ -154,10 +154,10 @@ JPP_API jpp_status_t* jpp_spans_html(const jpp_spans_t* spans,
 //===-- Predictions ----------------------------------------------------------------===//
 
 // jpp_predict() with task times from a trace: jpp_predict_task_times() computes them from
-// its runs of the plan's tasks, which are found by name, of all its steps: the k-th run
-// of a task and microbatch is of the k-th step. The trace may be of another plan that has
-// these tasks, with another schedule or fewer microbatches. If it has more ranks than the
-// plan, they ran on one host. A link without latency gets the trace's latency
+// its runs of the plan's tasks, which are found by name. A task runs once a step for each
+// microbatch; further runs count as further steps. The trace may be of another plan that
+// has these tasks, with another schedule or fewer microbatches. If it has more ranks than
+// the plan, they ran on one host. A link without latency gets the trace's latency
 // (jpp_predict_latency()). The options' task times are not read. Errors: those of
 // jpp_predict(), JPP_INVALID_ARGUMENT, which names the task, for a task without a run,
 // and JPP_PARSE_ERROR for a rank of 2^20 or more.

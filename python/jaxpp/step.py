@@ -441,8 +441,6 @@ def make_options(
         mpmd_mesh,
         given_in,
         given_out,
-        in_word,
-        out_word,
         _as_tuple(static_argnums),
         _as_tuple(static_argnames),
         _as_tuple(donate_argnums),
@@ -457,6 +455,8 @@ def make_options(
         None if offload is None else flag_of(offload, "offload", who),
         out_ranks,
         schedule,
+        in_word,
+        out_word,
     )
 
 

@@ -78,7 +78,7 @@ jpp_status_t* jpp__partition_resolve_marks(jpp_partitioner_t* p) JPP_MUST_USE;
 jpp_status_t* jpp__partition_classify(jpp_partitioner_t* p) JPP_MUST_USE;
 // merge.c: merges equal ops among those that leave it.
 jpp_status_t* jpp__partition_merge_hoisted(jpp_partitioner_t* p) JPP_MUST_USE;
-// classify.c
+// classify.c: finds the cheap ops that the remaining hoisted ops need.
 void jpp__partition_find_outer_copies(jpp_partitioner_t* p);
 // stages.c: assigns a segment, and a part of the backward, to every other op of a body.
 jpp_status_t* jpp__partition_assign_stages(jpp_partitioner_t* p,

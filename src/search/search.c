@@ -19,6 +19,7 @@ typedef struct recipe {
   uint32_t* limits;       // [ranks]
   uint32_t most_pending;  // weight gradients
   bool split, forward_first, early_first;
+  bool equal_costs;  // all costs count as equal, and links take no time
 } recipe_t;
 
 typedef struct search {
@@ -29,6 +30,7 @@ typedef struct search {
   bool exceeds;                    // activations may exceed the limit: they need not stay
   jpp_greedy_cost_t* split_costs;  // [stages], in ticks
   jpp_greedy_cost_t* whole_costs;
+  jpp_greedy_cost_t* equal_costs;
   uint32_t link;
   double start, last_report, last_poll;
   uint64_t random;
@@ -221,14 +223,16 @@ static jpp_status_t* build_by_recipe(const search_t* search, const recipe_t* rec
   for (uint32_t s = 0; s < options->stages; ++s) {
     draft.stage_rank[s] = recipe->stage_rank[s];
   }
+  jpp_greedy_cost_t* own_costs =
+      recipe->split ? search->split_costs : search->whole_costs;
   jpp_greedy_options_t greedy = {
-      .costs = recipe->split ? search->split_costs : search->whole_costs,
+      .costs = recipe->equal_costs ? search->equal_costs : own_costs,
       .limits = recipe->limits,
       .split = recipe->split,
       .most_pending = recipe->most_pending,
       .forward_first = recipe->forward_first,
       .early_first = recipe->early_first,
-      .link = search->link};
+      .link = recipe->equal_costs ? 0 : search->link};
   jpp_arena_t scratch;
   jpp__arena_init(&scratch);
   jpp_status_t* status = jpp__schedule_greedy(&greedy, &scratch, &draft);
@@ -264,6 +268,7 @@ static void copy_recipe(const search_t* search, const recipe_t* from, recipe_t* 
   to->split = from->split;
   to->forward_first = from->forward_first;
   to->early_first = from->early_first;
+  to->equal_costs = from->equal_costs;
 }
 
 static jpp_status_t* try_trial(search_t* search) {
@@ -365,27 +370,16 @@ static jpp_status_t* try_placements(search_t* search, uint32_t per_rank) {
   return NULL;
 }
 
-// Tries the smallest limits with which a schedule can run, as if all costs were equal.
+// Tries the smallest limits with which a schedule can run, whatever the costs.
 static jpp_status_t* try_smallest_limits(search_t* search, uint32_t per_rank) {
-  jpp_greedy_cost_t *split = search->split_costs, *whole = search->whole_costs, *equal;
-  uint32_t link = search->link;
-  jpp_status_t* status = NULL;
-  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&search->arena, search->options->stages, &equal));
-  for (uint32_t s = 0; s < search->options->stages; ++s) {
-    equal[s] = (jpp_greedy_cost_t){1, 1, 1};
-  }
-  search->split_costs = search->whole_costs = equal;
-  search->link = 0;
-  for (uint32_t start = 0; start < kStarts && !status; ++start) {
+  search->trial.equal_costs = true;
+  for (uint32_t start = 0; start < kStarts; ++start) {
     if (start % kPlacements == PLACE_BALANCED) continue;
     start_trial(search, start);
     set_limits(search, per_rank, search->trial.limits);
-    status = try_trial(search);
+    JPP_RETURN_IF_ERROR(try_trial(search));
   }
-  search->split_costs = split;
-  search->whole_costs = whole;
-  search->link = link;
-  return status;
+  return NULL;
 }
 
 // Makes a random change: moves a stage to another rank, swaps two stages, or changes a
@@ -396,6 +390,7 @@ static void mutate_trial(search_t* search) {
   uint32_t s = random_below(search, options->stages);
   uint32_t t = random_below(search, options->stages);
   uint32_t r = random_below(search, options->ranks), rank = trial->stage_rank[s];
+  trial->equal_costs = false;
   switch (random_below(search, search->exceeds ? 9 : 8)) {
     case 0:
       trial->stage_rank[s] = r;
@@ -483,6 +478,7 @@ static jpp_status_t* prepare_search(search_t* search) {
   }
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(arena, options->stages, &search->split_costs));
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(arena, options->stages, &search->whole_costs));
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(arena, options->stages, &search->equal_costs));
   double unit = ticks_per_unit(options);
   for (uint32_t s = 0; s < options->stages; ++s) {
     const jpp_cost_t* cost = &options->costs[s];
@@ -491,6 +487,7 @@ static jpp_status_t* prepare_search(search_t* search) {
                             to_ticks(cost->weight, unit)};
     search->whole_costs[s] = (jpp_greedy_cost_t){
         to_ticks(cost->forward, unit), to_ticks(cost->backward + cost->weight, unit), 1};
+    search->equal_costs[s] = (jpp_greedy_cost_t){1, 1, 1};
   }
   search->link = options->latency > 0 ? to_ticks(options->latency, unit) : 0;
   place_stages_by(search, PLACE_LOOPED, search->best.stage_rank);

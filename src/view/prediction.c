@@ -43,7 +43,8 @@ static int by_start(const void* left, const void* right) {
   return (a->start > b->start) - (a->start < b->start);
 }
 
-// Sets the steps of runs: a trace does not say where one ends.
+// Numbers the steps of the runs by how often each task has run: a trace does not say
+// where a step ends.
 static void number_steps(jpp_task_run_t* runs, uint64_t count) {
   qsort(runs, count, sizeof(*runs), by_start);
   for (uint64_t i = 1; i < count; ++i) {

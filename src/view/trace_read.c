@@ -186,32 +186,37 @@ static jpp_status_t* check_same_steps(const jpp_trace_text_t* texts, const rank_
                          num_a > num_b ? b->rank : a->rank);
 }
 
+// How many entries at the front of the list have the same rank.
+static size_t count_of_rank(const rank_text_t* list, size_t count) {
+  size_t same = 0;
+  while (same < count && list[same].rank == list[0].rank) ++same;
+  return same;
+}
+
 static jpp_status_t* check_steps(const jpp_trace_text_t* texts, const rank_text_t* list,
                                  size_t count) {
-  size_t begin = 0, of_first = 0;  // the number of steps of the first rank
-  for (size_t i = 0; i < count; ++i) {
-    if (i + 1 < count && list[i + 1].rank == list[i].rank) continue;
-    if (!begin) of_first = i + 1;
-    JPP_RETURN_IF_ERROR(
-        check_same_steps(texts, list, of_first, &list[begin], i + 1 - begin));
-    begin = i + 1;
+  size_t of_first = count_of_rank(list, count), of_next = 0;
+  for (size_t begin = of_first; begin < count; begin += of_next) {
+    const rank_text_t* next = &list[begin];
+    of_next = count_of_rank(next, count - begin);
+    JPP_RETURN_IF_ERROR(check_same_steps(texts, list, of_first, next, of_next));
   }
   return NULL;
 }
 
-// Checks that of each rank there are runs of the same steps, and of each step in one text
-// only. The runs of text t, which are not sorted yet, end at ends[t].
+// Checks that all ranks ran the same steps, and that no two texts have runs of the same
+// rank and step. The runs of text t, which are not sorted yet, end at ends[t].
 static jpp_status_t* check_ranks(const jpp_trace_text_t* texts, const size_t* ends,
                                  const read_spans_t* read) {
   rank_text_t* list = NULL;
   size_t count = 0;
-  uint32_t text = 0;
   JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(read->base.count, &list));
-  for (size_t i = 0; i < read->base.count; ++i) {
-    while (i == ends[text]) ++text;
-    list[i] = (rank_text_t){.rank = read->base.spans[i].rank,
-                            .text = text,
-                            .step = note_of(read->roots[text], "step")};
+  for (uint32_t text = 0; text < read->num_roots; ++text) {
+    rank_text_t row = {.text = text, .step = note_of(read->roots[text], "step")};
+    for (size_t i = text ? ends[text - 1] : 0; i < ends[text]; ++i) {
+      row.rank = read->base.spans[i].rank;
+      list[i] = row;
+    }
   }
   qsort(list, read->base.count, sizeof(*list), compare_rank_texts);
   for (size_t i = 0; i < read->base.count; ++i) {

@@ -378,7 +378,7 @@ class Sums:
         """The axes over which the terms are partial sums, apart from whole ones, which are made
         partial: whole on one device, zero on the others."""
         axes: Axes | None = None
-        reasons: list[tuple[str, Any]] = []  # an error would keep this frame alive, and itself
+        reasons: list[tuple[str, Any]] = []  # a stored error would keep this frame alive
         whole = False
         for user, k in terms:
             before = len(self._uses)

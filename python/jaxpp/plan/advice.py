@@ -4,6 +4,7 @@ computation, large arrays replicated on every device, large constants."""
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -15,6 +16,7 @@ from jaxpp import _core
 from jaxpp.errors import warn
 from jaxpp.jax_internals.jaxprs import jaxprs_in
 from jaxpp.jax_internals.lines import user_line
+from jaxpp.mesh import axes_by_dimension
 from jaxpp.placements import physical_type
 from jaxpp.plan.sharding import Specs
 from jaxpp.trace.front import Graph
@@ -37,8 +39,7 @@ class Step:
 
 
 def _axes_of(spec: PartitionSpec) -> Iterator[str]:
-    for part in spec.partitions:
-        yield from part if isinstance(part, tuple) else [part] if isinstance(part, str) else []
+    return itertools.chain.from_iterable(axes_by_dimension(spec))
 
 
 def _axes_in(given: Any) -> Iterator[str]:

@@ -350,9 +350,9 @@ class StepShardings:
             self._found.update(zip(values, specs, strict=True))
         self._propagated = propagated, position
 
-    # JAX 0.10.2, 0.11.2: functions on such meshes cannot return unreduced values.
     def _check_unreduced(self, values: Sequence[int]) -> None:
-        """Refuses values of unreduced types on meshes that also have automatic axes."""
+        """Refuses values of unreduced types on meshes that also have automatic axes. JAX
+        0.10.2 and 0.11.2 cannot return them from functions."""
         mesh, avals = self._mesh.lowering_mesh(), self._graph.avals
         typed = (v for v in values if unreduced_axes(avals[v]))
         wrong = next((v for v in typed if explicit_sharding(avals[v], mesh) is None), None)

@@ -375,8 +375,6 @@ def load(
         mesh,
         in_specs=None,
         out_specs=None,
-        in_word="in_specs",
-        out_word="out_specs",
         static_argnums=(),
         static_argnames=(),
         donate_argnums=(),

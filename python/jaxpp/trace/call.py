@@ -54,8 +54,6 @@ class Options:
     mesh: MpmdMesh
     in_specs: Any
     out_specs: Any
-    in_word: str  # the argument that gave in_specs: "in_specs" or "in_shardings"
-    out_word: str
     static_argnums: tuple[int, ...]
     static_argnames: tuple[str, ...]
     donate_argnums: tuple[int, ...]
@@ -73,6 +71,8 @@ class Options:
     offload: bool | None = None
     out_ranks: Any = None  # a pytree prefix of the results: the ranks that must have each
     schedule: Any = None  # of the scans over microbatches; None: there are none
+    in_word: str = "in_specs"  # the argument that gave in_specs; or "in_shardings"
+    out_word: str = "out_specs"
     written: bool = False  # by hand, with `jaxpp.experimental.mpmd`
 
 

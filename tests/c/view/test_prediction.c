@@ -56,13 +56,15 @@ static void test_a_predicted_trace_predicts_itself(void** state) {
   for (uint64_t seed = 1; seed <= kSeeds; ++seed) predict_again(seed);
 }
 
-// Of mlp2, whose tasks run four times a step and take `times[k]` in step k.
+// Predicts mlp2 from traces of `count` steps. A task of its loop runs four times a step,
+// and takes `times[k]` in step k.
 static double predict_from_steps(const double* times, uint32_t count) {
   planned_t planned;
   ASSERT_OK(plan_file("mlp2", NULL, &planned));
   double* of_tasks = calloc(planned.staged->num_tasks, sizeof(*of_tasks));
   jpp_trace_text_t texts[8] = {0};
-  jpp_machine_t machine = {.struct_size = sizeof(machine), .processes = 2};
+  jpp_machine_t machine = {
+      .struct_size = sizeof(machine), .processes = 2, .link.latency = 0.25};
   jpp_predict_options_t options = {
       .struct_size = sizeof(options), .task_times = of_tasks, .machine = &machine};
   jpp_prediction_t* prediction = NULL;
@@ -72,7 +74,6 @@ static double predict_from_steps(const double* times, uint32_t count) {
     }
     char *text = NULL, *noted = NULL;
     jpp_spans_t* spans = NULL;
-    machine.link.latency = 0.25;
     ASSERT_OK(jpp_predict(planned.plan, &options, &prediction));
     ASSERT_OK(jpp_prediction_to_trace(prediction, &text));
     jpp_prediction_destroy(prediction);
@@ -86,7 +87,7 @@ static double predict_from_steps(const double* times, uint32_t count) {
   }
   jpp_spans_t* joined = NULL;
   ASSERT_OK(jpp_spans_read(texts, count, &joined));
-  machine.link.latency = 0;  // that of the traces
+  machine.link.latency = 0;  // unknown, so it is measured in the traces
   ASSERT_OK(jpp_spans_predict(joined, planned.plan, &options, &prediction));
   double makespan = prediction->makespan;
   jpp_prediction_destroy(prediction);
@@ -99,8 +100,8 @@ static double predict_from_steps(const double* times, uint32_t count) {
 
 static void test_traces_of_several_steps(void** state) {
   (void)state;
-  // Of the first two steps, the four microbatches take the times of the first one. The
-  // latency is that of one step, however many there are.
+  // The predicted step has as many microbatches as the first traced one, and takes only
+  // its times. More steps do not change the latency.
   double one = predict_from_steps((double[]){1}, 1);
   assert_true(fabs(predict_from_steps((double[]){1, 1, 1}, 3) - one) < 1e-4);
   assert_true(fabs(predict_from_steps((double[]){1, 7, 9}, 3) - one) < 1e-4);

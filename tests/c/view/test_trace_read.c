@@ -121,7 +121,7 @@ static void test_traces_of_several_steps_are_joined(void** state) {
   for (uint32_t p = 0; p < kProcesses; ++p) {
     fill(&processes[p], 0);
     for (uint32_t i = 0; i < kRuns; ++i) processes[p].runs[i].rank = i % kRanks;
-    // The order of the texts is not that of the steps.
+    // The texts are in another order than the steps.
     processes[p].spans.step = 7 + (p + 2) % kProcesses;
     jpp_text_free(processes[p].text);
     ASSERT_OK(jpp_spans_to_json(&processes[p].spans, &processes[p].text));

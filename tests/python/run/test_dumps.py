@@ -193,7 +193,8 @@ def test_prediction_of_a_traced_step(tmp_path: pathlib.Path, command: str) -> No
 
 
 def _check_several_steps(compiled: Any, command: str, folder: pathlib.Path) -> None:
-    """Traces of several steps, in any order: each step takes the times of one of them."""
+    """Predicts from traces of two steps, in both orders. Each predicted step takes the times
+    of one traced step."""
     files = []
     for name in ("a.json", "b.json"):
         compiled(m.params(4), m.batch(4))
