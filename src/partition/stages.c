@@ -427,13 +427,15 @@ static bool makes_arrays(const assigner_t* a, const jpp_op_t* op) {
   return false;
 }
 
-// Whether an op that no mark needs belongs with its first user, in a later segment.
+// Whether an op belongs with its first user, in a later segment. Ops that a mark claimed
+// stay, except in the forward of an unmarked last stage: no mark ends it, and the mark
+// that claimed its ops is one of the backward.
 static bool follows_user(const assigner_t* a, uint32_t id, uint32_t use) {
   const jpp_op_t* op = &a->p->ops.data[id];
   uint32_t index = id - a->loop->first_op, segment = a->p->segment[id];
-  if (a->claimed[index] || use == JPP_NONE || use <= segment || moves_out(a, op)) {
-    return false;
-  }
+  bool open_forward = a->last_is_unmarked && segment == a->stages - 1;
+  if (a->claimed[index] && !open_forward) return false;
+  if (use == JPP_NONE || use <= segment || moves_out(a, op)) return false;
   bool own_backward =
       segment < a->stages && use == jpp__segment_backward(a->stages, segment);
   uint32_t stage = a->input_of[index];
@@ -444,9 +446,9 @@ static bool follows_user(const assigner_t* a, uint32_t id, uint32_t use) {
 // Assigns ops by their users, if neither marks nor operands assigned them. Walks
 // backwards, so that the users of an op are final before the op itself.
 //  - An op of the loop index alone goes with its first user, or to stage 0 without any.
-//  - An op of a stage's forward that no mark claimed and that only the backward of the
-//    same stage uses moves to the backward: keeping its operands is enough, unless the op
-//    moves them out of device memory.
+//  - An op of a stage's forward that no forward mark claimed and that only the backward
+//    of the same stage uses moves to the backward: keeping its operands is enough, unless
+//    the op moves them out of device memory.
 //  - An op of one stage's inputs whose first user is that stage's backward moves there:
 //    the transpose of an input runs where the input is sent anyway.
 //  - An op of the backward that makes arrays of scalars and of values from outside moves

@@ -44,8 +44,9 @@ def numbered_block(p: Any, x: jax.Array, i: Any, number: int) -> jax.Array:
     return jnp.where(jnp.arange(WIDTH) < WIDTH - number, x, 0)
 
 
-def decoder(numbered: bool = False, first: int = 0) -> Problem:
-    """An embedding, one rematerialised block per stage from the first one on, and a head."""
+def decoder(numbered: bool = False, first: int = 0, remat: bool = True) -> Problem:
+    """An embedding, one block per stage from the first one on, and a head without a mark."""
+    run = jax.checkpoint if remat else lambda block, **_: block
 
     def loss(params: Any, tokens: jax.Array, i: Any, mark: Any) -> Any:
         x = params["embedding"][tokens]
@@ -53,9 +54,9 @@ def decoder(numbered: bool = False, first: int = 0) -> Problem:
             if stage < first:
                 pass
             elif numbered:
-                x = jax.checkpoint(numbered_block, static_argnums=3)(p, x, i, stage)
+                x = run(numbered_block, static_argnums=3)(p, x, i, stage)
             else:
-                x = jax.checkpoint(block)(p, x)
+                x = run(block)(p, x)
             if stage + 1 < STAGES:
                 x = mark(x)
         logits = x @ params["head"]
@@ -148,6 +149,8 @@ def module_of_each(problem: Problem) -> dict[str, int]:
         (partial(decoder, numbered=True), ["bwd_0", "bwd_1", "bwd_2", "bwd_3_part2"]),
         (partial(decoder, numbered=True, first=1), ["fwd_1", "fwd_2", "fwd_3"]),
         (partial(decoder, numbered=True, first=1), ["bwd_1", "bwd_2", "bwd_3_part2"]),
+        (partial(decoder, remat=False), ["fwd_0_part2", "fwd_1", "fwd_2", "fwd_3"]),
+        (partial(decoder, remat=False), ["bwd_0", "bwd_1", "bwd_2", "bwd_3_part2"]),
         (decoder, ["before_loop_0_0_part2", "before_loop_0_1", "before_loop_0_2"]),
         (residual, ["fwd_0_part2", "fwd_1", "fwd_2", "fwd_3"]),
         (residual, ["before_loop_0_0", "before_loop_0_1", "before_loop_0_3_part2"]),
