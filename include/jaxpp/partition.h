@@ -15,8 +15,8 @@
 //     first. An op that no mark needs joins the task that makes its latest operand, and
 //     so does an op that moves a value out of device memory, even if a mark needs it. An
 //     op of the backward that makes arrays of scalars and of values from outside joins
-//     its first user instead. A stage that has all ops of stage 1 and more runs these ops
-//     as a separate task, so that the stages share its module. Where a schedule with
+//     its first user instead. A stage that has all ops of an inner stage, and more, runs
+//     these ops as a separate task, so that the stages share its module. Where a schedule with
 //     whole backwards runs a forward many times a step, and that forward takes no longer
 //     than a call, the backward computes again what it needs of it, if it then takes
 //     fewer values and the graph is not sharded. If the last stage's backward always
