@@ -16,11 +16,11 @@
 //     so does an op that moves a value out of device memory, even if a mark needs it. An
 //     op of the backward that makes arrays of scalars and of values from outside joins
 //     its first user instead. A stage that has all ops of an inner stage, and more, runs
-//     these ops as a separate task, so that the stages share its module. Where a schedule with
-//     whole backwards runs a forward many times a step, and that forward takes no longer
-//     than a call, the backward computes again what it needs of it, if it then takes
-//     fewer values and the graph is not sharded. If the last stage's backward always
-//     follows its forward, both are one task instead: bwd_k, and fwd_k has no ops.
+//     these ops as a separate task, so that the stages share its module. Where a schedule
+//     with whole backwards runs a forward many times a step, and that forward takes no
+//     longer than a call, the backward computes again what it needs of it, if it then
+//     takes fewer values and the graph is not sharded. If the last stage's backward
+//     always follows its forward, both are one task instead: bwd_k, and fwd_k has no ops.
 //  2. Every task that needs a cheap op of the loop index and of values from outside
 //     computes it again. Other ops that only use values from outside leave the loop.
 //  3. If the terms of a summed result come from several tasks (a weight that stages

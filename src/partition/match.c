@@ -166,8 +166,7 @@ static void match_ops(const jpp_matcher_t* m, const jpp_op_t* x, const jpp_op_t*
   }
 }
 
-static void forget_matches(const jpp_matcher_t* m, const pair_t* pair,
-                           uint32_t count) {
+static void forget_matches(const jpp_matcher_t* m, const pair_t* pair, uint32_t count) {
   for (uint32_t i = 0; i < count; ++i) {
     const jpp_op_t *x = op_of(m, pair->pattern, i),
                    *y = op_of(m, pair->task, pair->ops[i]);
