@@ -427,14 +427,29 @@ static bool makes_arrays(const assigner_t* a, const jpp_op_t* op) {
   return false;
 }
 
+// Whether an op computes at most one operation per element of its operands and results,
+// unlike a product.
+static bool is_light(const assigner_t* a, const jpp_op_t* op) {
+  const jpp_value_t* values = a->p->values.data;
+  uint64_t elements = 0;
+  for (uint32_t i = 0; i < op->num_inputs; ++i) {
+    elements += jpp_type_elements(&values[op->inputs[i]].type);
+  }
+  for (uint32_t i = 0; i < op->num_outputs; ++i) {
+    elements += jpp_type_elements(&values[op->first_output + i].type);
+  }
+  return (double)op->cost <= (double)elements;
+}
+
 // Whether an op belongs with its first user, in a later segment. Ops that a mark claimed
 // stay, except in the forward of an unmarked last stage: no mark ends it, and the mark
-// that claimed its ops is one of the backward.
+// that claimed its ops is one of the backward. Products stay there, too, so that the
+// forward keeps its share of the work in a step that drops the loss.
 static bool follows_user(const assigner_t* a, uint32_t id, uint32_t use) {
   const jpp_op_t* op = &a->p->ops.data[id];
   uint32_t index = id - a->loop->first_op, segment = a->p->segment[id];
   bool open_forward = a->last_is_unmarked && segment == a->stages - 1;
-  if (a->claimed[index] && !open_forward) return false;
+  if (a->claimed[index] && !(open_forward && is_light(a, op))) return false;
   if (use == JPP_NONE || use <= segment || moves_out(a, op)) return false;
   bool own_backward =
       segment < a->stages && use == jpp__segment_backward(a->stages, segment);

@@ -12,7 +12,7 @@ const char* const kGraphs[] = {
     "interleaved", "layers",    "mlp2",        "mlp4",        "no_stage", "once",
     "one_stage",   "partial",   "passthrough", "shared3",     "skip",     "tied",
     "rolled",      "tied_cast", "two_loops",   "unmarked",    "host",     "host_update",
-    "weighted",    "lora",      "penalty",     "relu",        NULL,
+    "weighted",    "lora",      "penalty",     "relu",        "no_loss",  NULL,
 };
 
 char* graph_text(const char* name) {
