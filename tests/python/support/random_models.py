@@ -110,6 +110,10 @@ def _dense(p: Any, x: Any) -> Any:
     return jnp.tanh(x @ p["w"] + p["b"])
 
 
+def _rectified(p: Any, x: Any) -> Any:
+    return jax.nn.relu(x @ p["w"] + p["b"])
+
+
 def _residual(p: Any, x: Any) -> Any:
     return x + jax.nn.gelu(x @ p["w"]) * p["b"]
 
@@ -187,6 +191,7 @@ _OPTIONS = (
     "left",  # results on given ranks
     "scan over microbatches",  # in place of treduce
     # "stopped": the weights of some stages get no gradient
+    # "rectified": layers with a ReLU, whose mask a stage keeps
 )
 
 
@@ -258,6 +263,8 @@ def _next_memory(memory: Any, value: Any) -> Any:
 def _make_loss(rng: random.Random, case: Case) -> Callable[..., Any]:
     options = case.options
     kinds = [[rng.choice(_LAYERS) for _ in range(n)] for n in case.layers]
+    if "rectified" in options:
+        kinds = [[_rectified if k is _dense else k for k in of_stage] for of_stage in kinds]
     tie = (rng.randrange(case.stages), rng.randrange(case.stages))
     skip = sorted(rng.randrange(case.stages) for _ in range(2))
     constant = np.linspace(0.5, 1.5, _WIDTH, dtype=np.float32)
@@ -390,7 +397,11 @@ def make_case(seed: int) -> Case:
         options=[
             *(name for name in _OPTIONS if rng.random() < 0.25),
             # Drawn apart, so that seeds keep their models.
-            *["stopped"] * (random.Random(f"stopped {seed}").random() < 0.25),
+            *(
+                name
+                for name in ("stopped", "rectified")
+                if random.Random(f"{name} {seed}").random() < 0.25
+            ),
         ],
     )
     if case.optimizer == "lion":
