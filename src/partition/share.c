@@ -20,9 +20,9 @@
 
 // The smallest pattern that is worth a call: of this cost, in floating-point operations,
 // which takes a CPU core as long as about twenty calls, and with this many ops to
-// compile.
+// compile; or with many ops, which take longer than a call whatever their cost.
 static const float kLeastCost = 1e7F;
-enum { kFewestOps = 8 };
+enum { kFewestOps = 8, kManyOps = 48 };
 
 // Models have few kinds of stages, and each is compared with all stages.
 enum { kMostPatterns = 4 };
@@ -234,8 +234,9 @@ static jpp_status_t* share_with(sharer_t* s, uint32_t pattern_id, uint32_t id) {
 }
 
 static bool is_worth_sharing(const sharer_t* s, const jpp_task_t* pattern) {
-  if (pattern->cost < kLeastCost || pattern->num_ops < kFewestOps) return false;
-  return jpp__match_knows(&s->matcher, pattern);
+  bool costs = pattern->cost >= kLeastCost && pattern->num_ops >= kFewestOps;
+  return (costs || pattern->num_ops >= kManyOps) &&
+         jpp__match_knows(&s->matcher, pattern);
 }
 
 static bool is_whole(const jpp_task_t* task) {
