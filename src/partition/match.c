@@ -101,8 +101,8 @@ static void hash_by_users(const jpp_matcher_t* m, const jpp_task_t* task,
       hash = mix(hash, m->hashes[op->first_output + k]);
     }
     for (uint32_t k = 0; k < op->num_inputs; ++k) {
-      if (jpp__match_is_made_here(m, op->inputs[k]))
-        m->hashes[op->inputs[k]] += mix(hash, k);
+      uint32_t value = op->inputs[k];
+      if (jpp__match_is_made_here(m, value)) m->hashes[value] += mix(hash, k);
     }
     hashed[i] = (hashed_op_t){.hash = hash, .at = i};
   }

@@ -148,15 +148,13 @@ static jpp_status_t* collect_part(sharer_t* s, const jpp_task_t* whole, uint32_t
     part->cost += op->cost;
     for (uint32_t k = 0; k < op->num_inputs; ++k) {
       uint32_t value = op->inputs[k];
-      if (jpp__match_is_made_here(&s->matcher, value) &&
-          *part_of_producer(s, value) & bit)
-        continue;
+      bool here = jpp__match_is_made_here(&s->matcher, value);
+      if (here && *part_of_producer(s, value) & bit) continue;
       if (s->input_of[value] == s->num_parts) continue;
       s->input_of[value] = s->num_parts;
       JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(&s->inputs, value));
       uint32_t producer = s->p->values.data[value].producer;
-      bool handed = jpp__match_is_made_here(&s->matcher, value) && is_clone(s, producer);
-      if (handed) s->p->handed_by[producer] = whole->repeats;
+      if (here && is_clone(s, producer)) s->p->handed_by[producer] = whole->repeats;
     }
   }
   part->num_ops = (uint32_t)s->ops.count;
