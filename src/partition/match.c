@@ -1,3 +1,10 @@
+// Matches the ops of two tasks. The task has the pattern's ops in the same order, with
+// others between them, but many of its ops compute the same. Each op therefore gets a
+// hash of everything in its task from which it is computed, and an op of the pattern is
+// compared only with ops of the same hash. If the task itself makes what the pattern
+// takes, such as the output of an embedding, these hashes differ; a second attempt hashes
+// what is computed from each op. Equal hashes decide nothing: codes, types and operands
+// must match, too.
 #include "partition/match.h"
 
 #include <stdlib.h>
@@ -8,11 +15,6 @@ typedef struct hashed_op {
   uint64_t hash;
   uint32_t at;  // position in the task
 } hashed_op_t;
-
-static const jpp_op_t* op_of(const jpp_matcher_t* m, const jpp_task_t* task,
-                             uint32_t at) {
-  return &m->p->ops.data[task->ops[at]];
-}
 
 // --- Hashes ---------------------------------------------------------------------------
 
@@ -74,7 +76,7 @@ bool jpp__match_is_made_here(const jpp_matcher_t* m, uint32_t value) {
 static void hash_by_operands(const jpp_matcher_t* m, const jpp_task_t* task,
                              hashed_op_t* hashed) {
   for (uint32_t i = 0; i < task->num_ops; ++i) {
-    const jpp_op_t* op = op_of(m, task, i);
+    const jpp_op_t* op = jpp__task_op(m->p, task, i);
     uint64_t hash = hash_op(m, op);
     for (uint32_t k = 0; k < op->num_inputs; ++k) {
       bool here = jpp__match_is_made_here(m, op->inputs[k]);
@@ -91,11 +93,11 @@ static void hash_by_operands(const jpp_matcher_t* m, const jpp_task_t* task,
 static void hash_by_users(const jpp_matcher_t* m, const jpp_task_t* task,
                           hashed_op_t* hashed) {
   for (uint32_t i = 0; i < task->num_ops; ++i) {
-    const jpp_op_t* op = op_of(m, task, i);
+    const jpp_op_t* op = jpp__task_op(m->p, task, i);
     for (uint32_t k = 0; k < op->num_outputs; ++k) m->hashes[op->first_output + k] = 0;
   }
   for (uint32_t i = task->num_ops; i-- > 0;) {
-    const jpp_op_t* op = op_of(m, task, i);
+    const jpp_op_t* op = jpp__task_op(m->p, task, i);
     uint64_t hash = hash_op(m, op);
     for (uint32_t k = 0; k < op->num_outputs; ++k) {
       hash = mix(hash, m->hashes[op->first_output + k]);
@@ -168,8 +170,8 @@ static void match_ops(const jpp_matcher_t* m, const jpp_op_t* x, const jpp_op_t*
 
 static void forget_matches(const jpp_matcher_t* m, const pair_t* pair, uint32_t count) {
   for (uint32_t i = 0; i < count; ++i) {
-    const jpp_op_t *x = op_of(m, pair->pattern, i),
-                   *y = op_of(m, pair->task, pair->ops[i]);
+    const jpp_op_t *x = jpp__task_op(m->p, pair->pattern, i),
+                   *y = jpp__task_op(m->p, pair->task, pair->ops[i]);
     for (uint32_t k = 0; k < x->num_inputs; ++k) {
       m->match[x->inputs[k]] = m->match_of[y->inputs[k]] = JPP_NONE;
     }
@@ -198,17 +200,17 @@ static bool match_all(const jpp_matcher_t* m, pair_t* pair) {
   uint32_t next = 0, matched = 0;  // ops of the task and of the pattern
   for (; matched < pair->pattern->num_ops; ++matched) {
     uint64_t hash = pair->of_pattern[matched].hash;
-    const jpp_op_t* op = op_of(m, pair->pattern, matched);
+    const jpp_op_t* op = jpp__task_op(m->p, pair->pattern, matched);
     bool found = false;
     for (size_t k = first_of_hash(pair, hash);
          !found && k < pair->task->num_ops && pair->of_task[k].hash == hash; ++k) {
       uint32_t at = pair->of_task[k].at;
       if (at < next) continue;
-      found = ops_match(m, op, op_of(m, pair->task, at));
+      found = ops_match(m, op, jpp__task_op(m->p, pair->task, at));
       if (found) pair->ops[matched] = at;
     }
     if (!found) break;
-    match_ops(m, op, op_of(m, pair->task, pair->ops[matched]));
+    match_ops(m, op, jpp__task_op(m->p, pair->task, pair->ops[matched]));
     next = pair->ops[matched] + 1;
   }
   forget_matches(m, pair, matched);
@@ -232,7 +234,7 @@ static bool match_by(const jpp_matcher_t* m, pair_t* pair, hash_ops_t hash_ops) 
 
 bool jpp__match_knows(const jpp_matcher_t* m, const jpp_task_t* task) {
   for (uint32_t i = 0; i < task->num_ops; ++i) {
-    if (!code_of(m, op_of(m, task, i))) return false;
+    if (!code_of(m, jpp__task_op(m->p, task, i))) return false;
   }
   return true;
 }

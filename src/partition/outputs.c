@@ -31,7 +31,7 @@ static bool hands_out(const finder_t* f, const jpp_task_t* task, uint32_t op,
 static jpp_status_t* find_task_outputs(finder_t* f, jpp_task_t* task) {
   f->outputs.count = 0;
   for (uint32_t i = 0; i < task->num_ops; ++i) {
-    const jpp_op_t* op = &f->p->ops.data[task->ops[i]];
+    const jpp_op_t* op = jpp__task_op(f->p, task, i);
     for (uint32_t k = 0; k < op->num_outputs; ++k) {
       uint32_t value = op->first_output + k;
       if (!hands_out(f, task, task->ops[i], value)) continue;

@@ -51,14 +51,14 @@ static void find_owners(const packer_t* k) {
   for (uint32_t t = 0; t < p->tasks.count; ++t) {
     const jpp_task_t* task = &p->tasks.data[t];
     bool is_outer = task->kind == JPP_TASK_OUTER;
-    bool is_written = is_outer && p->ops.data[task->ops[0]].kind == JPP_OP_TASK;
+    bool is_written = is_outer && jpp__task_op(p, task, 0)->kind == JPP_OP_TASK;
     if (!is_outer || is_written) {
       keep_all(k, task->inputs, task->num_inputs);
     }
     jpp__ranks_add(k->ranks + (size_t)task->repeats * p->words, task->rank);
     if (!is_first_outer(p, t) || is_written) continue;
     for (uint32_t i = 0; i < task->num_ops; ++i) {
-      const jpp_op_t* op = &p->ops.data[task->ops[i]];
+      const jpp_op_t* op = jpp__task_op(p, task, i);
       bool is_first = k->owner[task->ops[i]] == JPP_NONE;
       k->owner[task->ops[i]] = t;
       if (is_first) continue;

@@ -160,6 +160,11 @@ static inline uint32_t jpp__segment_stage(uint32_t stages, uint32_t segment) {
   return segment < stages ? segment : jpp__segment_backward(stages, segment);
 }
 
+static inline const jpp_op_t* jpp__task_op(const jpp_partitioner_t* p,
+                                           const jpp_task_t* task, uint32_t at) {
+  return &p->ops.data[task->ops[at]];
+}
+
 // The op of the loop's body that makes the value. JPP_NONE if none does: the value comes
 // from outside, or the planner has added the op that makes it.
 static inline uint32_t jpp__producer_in_body(const jpp_partitioner_t* p,

@@ -51,10 +51,6 @@ typedef struct matching {
   uint32_t* ops;  // [pattern ops] position of the matching op in the task
 } matching_t;
 
-static const jpp_op_t* op_of(const sharer_t* s, const jpp_task_t* task, uint32_t at) {
-  return &s->p->ops.data[task->ops[at]];
-}
-
 // Whether each task that uses a cheap op runs it.
 static bool is_clone(const sharer_t* s, uint32_t op) {
   return !s->outside && op < s->p->graph->num_ops &&
@@ -77,7 +73,7 @@ static void assign_parts(const sharer_t* s, const matching_t* m) {
   }
   for (uint32_t i = 0; i < task->num_ops; ++i) {
     uint8_t* part = &s->part[task->ops[i]];
-    const jpp_op_t* op = op_of(s, task, i);
+    const jpp_op_t* op = jpp__task_op(s->p, task, i);
     if (is_clone(s, task->ops[i])) *part &= PART_SHARED;
     for (uint32_t k = 0; *part == PART_BEFORE && k < op->num_inputs; ++k) {
       if (!jpp__match_is_made_here(&s->matcher, op->inputs[k])) continue;
@@ -87,7 +83,7 @@ static void assign_parts(const sharer_t* s, const matching_t* m) {
   // A cheap op runs in each part that uses it, except that the shared part runs only
   // cheap ops that the pattern has: it takes the results of others from the part before.
   for (uint32_t i = task->num_ops; i-- > 0;) {
-    const jpp_op_t* op = op_of(s, task, i);
+    const jpp_op_t* op = jpp__task_op(s->p, task, i);
     for (uint32_t k = 0; k < op->num_inputs; ++k) {
       uint32_t producer = s->p->values.data[op->inputs[k]].producer;
       if (!jpp__match_is_made_here(&s->matcher, op->inputs[k]) || !is_clone(s, producer))
@@ -112,7 +108,7 @@ static bool parts_are_sound(const sharer_t* s, const matching_t* m) {
   uint32_t num_shared = 0;
   bool sound = true;
   for (uint32_t i = 0; i < task->num_ops; ++i) {
-    const jpp_op_t* op = op_of(s, task, i);
+    const jpp_op_t* op = jpp__task_op(s->p, task, i);
     uint8_t part = s->part[task->ops[i]];
     if (part & PART_SHARED) ++num_shared;
     for (uint32_t k = 0; k < op->num_inputs; ++k) {
@@ -126,7 +122,8 @@ static bool parts_are_sound(const sharer_t* s, const matching_t* m) {
     }
   }
   for (uint32_t i = 0; i < m->pattern->num_ops; ++i) {
-    const jpp_op_t *x = op_of(s, m->pattern, i), *y = op_of(s, task, m->ops[i]);
+    const jpp_op_t *x = jpp__task_op(s->p, m->pattern, i),
+                   *y = jpp__task_op(s->p, task, m->ops[i]);
     for (uint32_t k = 0; k < x->num_outputs; ++k) {
       uint32_t a = x->first_output + k, b = y->first_output + k;
       if (s->taken[a] != (s->taken[b] || s->leaves[b])) sound = false;
@@ -143,7 +140,7 @@ static jpp_status_t* collect_part(sharer_t* s, const jpp_task_t* whole, uint32_t
   part->cost = 0;
   for (uint32_t i = 0; i < whole->num_ops; ++i) {
     if (!(s->part[whole->ops[i]] & bit)) continue;
-    const jpp_op_t* op = op_of(s, whole, i);
+    const jpp_op_t* op = jpp__task_op(s->p, whole, i);
     JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(&s->ops, whole->ops[i]));
     part->cost += op->cost;
     for (uint32_t k = 0; k < op->num_inputs; ++k) {
@@ -241,54 +238,36 @@ static bool is_whole(const jpp_task_t* task) {
   return task->next_part == JPP_NONE && task->pattern == JPP_NONE;
 }
 
-// The forwards, backwards or weight gradients of a loop's stages, and the patterns that
-// they have been compared with.
-typedef struct stage_tasks {
-  const uint32_t* tasks;  // [stages]
-  uint32_t stages;
-  uint32_t num_patterns;
-  uint64_t hashes[kMostPatterns];
-  uint32_t patterns[kMostPatterns];  // JPP_NONE: no task shares it
-} stage_tasks_t;
-
-static bool is_pattern(const stage_tasks_t* of, uint32_t task) {
-  for (uint32_t i = 0; i < of->num_patterns; ++i) {
-    if (of->patterns[i] == task) return true;
+static bool is_pattern(const sharer_t* s, uint32_t task) {
+  for (size_t t = 0; t < s->p->tasks.count; ++t) {
+    if (s->p->tasks.data[t].pattern == task) return true;
   }
   return false;
 }
 
-static bool is_known_hash(const stage_tasks_t* of, uint64_t hash) {
-  for (uint32_t i = 0; i < of->num_patterns; ++i) {
-    if (of->hashes[i] == hash) return true;
+static bool contains(const uint64_t* hashes, uint32_t count, uint64_t hash) {
+  for (uint32_t i = 0; i < count; ++i) {
+    if (hashes[i] == hash) return true;
   }
   return false;
 }
 
-// Divides the whole tasks that contain this one. A pattern itself is never divided.
-static jpp_status_t* share_pattern(sharer_t* s, stage_tasks_t* of, uint32_t pattern) {
-  const jpp_task_t* task = &s->p->tasks.data[pattern];
-  size_t num_tasks = s->p->tasks.count;
-  uint64_t hash = 0;
-  if (!is_whole(task) || !is_worth_sharing(s, task)) return NULL;
-  JPP_RETURN_IF_ERROR(jpp__match_hash(&s->matcher, task, &hash));
-  if (is_known_hash(of, hash)) return NULL;
-  for (uint32_t stage = 0; stage < of->stages; ++stage) {
-    uint32_t other = of->tasks[stage];
-    if (is_pattern(of, other) || !is_whole(&s->p->tasks.data[other])) continue;
-    JPP_RETURN_IF_ERROR(share_with(s, pattern, other));
-  }
-  of->hashes[of->num_patterns] = hash;
-  of->patterns[of->num_patterns++] = s->p->tasks.count > num_tasks ? pattern : JPP_NONE;
-  return NULL;
-}
-
+// `tasks`: [stages] forwards, backwards or weight gradients of a loop; or NULL. A task
+// that others share is not divided itself.
 static jpp_status_t* share_tasks(sharer_t* s, const uint32_t* tasks, uint32_t stages) {
-  if (!tasks) return NULL;
-  stage_tasks_t of = {.tasks = tasks, .stages = stages};
-  for (uint32_t stage = 1; stage + 1 < stages; ++stage) {
-    if (of.num_patterns == kMostPatterns) break;
-    JPP_RETURN_IF_ERROR(share_pattern(s, &of, tasks[stage]));
+  uint64_t hashes[kMostPatterns] = {0}, hash = 0;
+  uint32_t num_patterns = 0;
+  for (uint32_t k = 1; tasks && k + 1 < stages && num_patterns < kMostPatterns; ++k) {
+    const jpp_task_t* pattern = &s->p->tasks.data[tasks[k]];
+    if (!is_whole(pattern) || !is_worth_sharing(s, pattern)) continue;
+    JPP_RETURN_IF_ERROR(jpp__match_hash(&s->matcher, pattern, &hash));
+    if (contains(hashes, num_patterns, hash)) continue;
+    hashes[num_patterns++] = hash;
+    for (uint32_t stage = 0; stage < stages; ++stage) {
+      bool whole = is_whole(&s->p->tasks.data[tasks[stage]]);
+      if (!whole || is_pattern(s, tasks[stage])) continue;
+      JPP_RETURN_IF_ERROR(share_with(s, tasks[k], tasks[stage]));
+    }
   }
   return NULL;
 }
@@ -327,7 +306,7 @@ static jpp_status_t* share_stages(sharer_t* s) {
 // bits in every module.
 static bool is_exact(const sharer_t* s, const jpp_task_t* task) {
   for (uint32_t i = 0; i < task->num_ops; ++i) {
-    const jpp_op_t* op = op_of(s, task, i);
+    const jpp_op_t* op = jpp__task_op(s->p, task, i);
     for (uint32_t k = 0; k < op->num_outputs && op->kind != JPP_OP_INIT; ++k) {
       uint8_t dtype = s->p->values.data[op->first_output + k].type.dtype;
       if (dtype < JPP_DTYPE_BOOL || dtype > JPP_DTYPE_U64) return false;
@@ -359,7 +338,7 @@ static jpp_status_t* find_own_tasks(const sharer_t* s, bool** out_own) {
 static uint64_t bytes_made(const sharer_t* s, const jpp_task_t* task) {
   uint64_t bytes = 0;
   for (uint32_t i = 0; i < task->num_ops; ++i) {
-    const jpp_op_t* op = op_of(s, task, i);
+    const jpp_op_t* op = jpp__task_op(s->p, task, i);
     for (uint32_t k = 0; k < op->num_outputs; ++k) {
       uint32_t value = op->first_output + k;
       if (s->taken[value]) bytes += jpp_type_bytes(&s->p->values.data[value].type);

@@ -495,37 +495,25 @@ static jpp_status_t* settle_by_users(assigner_t* a) {
   return NULL;
 }
 
-// Whether the forward of `stage` makes all operands of an op, besides scalars from
-// outside the loop and what each user makes again.
-static bool forward_has_operands(const assigner_t* a, const jpp_op_t* op,
-                                 uint32_t stage) {
-  for (uint32_t i = 0; i < op->num_inputs; ++i) {
-    uint32_t producer = jpp__producer_in_body(a->p, a->loop, op->inputs[i]);
-    if (is_outside_array(a, op->inputs[i])) return false;
-    if (producer == JPP_NONE || a->p->segment[producer] == stage) continue;
-    if (jpp__segment_is_stage(a->p->segment[producer])) return false;
-  }
-  return true;
+static bool is_in_backward(const assigner_t* a, uint32_t id) {
+  uint32_t segment = a->p->segment[id];
+  return jpp__segment_is_stage(segment) && segment >= a->stages;
 }
 
-// The bytes that the backward no longer takes of the forward if the forward runs the op.
-// `uses`: [values] number of operands of backwards.
+// The bytes that the backward no longer takes of the forward if the forward of `stage`
+// runs the op: 0 if that lacks an operand. It has scalars from outside the loop and what
+// each user makes again. `uses`: [values] number of operands of backwards.
 static uint64_t bytes_saved(const assigner_t* a, const jpp_op_t* op, uint32_t stage,
                             const uint32_t* uses) {
   uint64_t bytes = 0;
   for (uint32_t i = 0; i < op->num_inputs; ++i) {
-    uint32_t producer = jpp__producer_in_body(a->p, a->loop, op->inputs[i]);
-    if (producer == JPP_NONE || a->p->segment[producer] != stage) continue;
-    if (uses[op->inputs[i]] != 1) continue;
-    bytes += jpp_type_bytes(&a->p->values.data[op->inputs[i]].type);
-  }
-  return bytes;
-}
-
-static uint64_t bytes_made(const assigner_t* a, const jpp_op_t* op) {
-  uint64_t bytes = 0;
-  for (uint32_t i = 0; i < op->num_outputs; ++i) {
-    bytes += jpp_type_bytes(&a->p->values.data[op->first_output + i].type);
+    uint32_t value = op->inputs[i];
+    uint32_t producer = jpp__producer_in_body(a->p, a->loop, value);
+    uint32_t made = producer == JPP_NONE ? JPP_NONE : a->p->segment[producer];
+    bool lacks = jpp__segment_is_stage(made) ? made != stage : is_outside_array(a, value);
+    if (lacks) return 0;
+    if (made != stage || uses[value] != 1) continue;
+    bytes += jpp_type_bytes(&a->p->values.data[value].type);
   }
   return bytes;
 }
@@ -533,23 +521,25 @@ static uint64_t bytes_made(const assigner_t* a, const jpp_op_t* op) {
 // Moves ops that autodiff did not write from a stage's backward to its forward, if the
 // backward then takes fewer bytes of the forward: the mask of a ReLU, not its operand.
 static jpp_status_t* settle_by_size(const assigner_t* a) {
+  const jpp_value_t* values = a->p->values.data;
   uint32_t* uses = NULL;
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&a->p->scratch, a->p->values.count, &uses));
   for (uint32_t id = a->loop->first_op; id < a->loop->op; ++id) {
     const jpp_op_t* op = &a->p->ops.data[id];
-    uint32_t segment = a->p->segment[id];
-    if (!jpp__segment_is_stage(segment) || segment < a->stages) continue;
+    if (!is_in_backward(a, id)) continue;
     for (uint32_t i = 0; i < op->num_inputs; ++i) ++uses[op->inputs[i]];
   }
   for (uint32_t id = a->loop->first_op; id < a->loop->op; ++id) {
     const jpp_op_t* op = &a->p->ops.data[id];
-    uint32_t segment = a->p->segment[id];
-    if (!jpp__segment_is_stage(segment) || segment < a->stages) continue;
-    if (op->kind != JPP_OP_CALL || op->flags & (JPP_OP_BACKWARD | JPP_OP_EFFECT))
-      continue;
-    uint32_t stage = jpp__segment_stage(a->stages, segment);
-    if (!forward_has_operands(a, op, stage) || moves_out(a, op)) continue;
-    if (bytes_made(a, op) < bytes_saved(a, op, stage, uses)) a->p->segment[id] = stage;
+    bool fixed = op->kind != JPP_OP_CALL || moves_out(a, op) ||
+                 op->flags & (JPP_OP_BACKWARD | JPP_OP_EFFECT);
+    if (fixed || !is_in_backward(a, id)) continue;
+    uint32_t stage = jpp__segment_stage(a->stages, a->p->segment[id]);
+    uint64_t made = 0;
+    for (uint32_t k = 0; k < op->num_outputs; ++k) {
+      made += jpp_type_bytes(&values[op->first_output + k].type);
+    }
+    if (made < bytes_saved(a, op, stage, uses)) a->p->segment[id] = stage;
   }
   return NULL;
 }
@@ -558,8 +548,7 @@ static jpp_status_t* settle_by_size(const assigner_t* a) {
 static void split_backward_parts(assigner_t* a) {
   bool* weight_part = a->p->weight_part;
   for (uint32_t id = a->loop->first_op; id < a->loop->op; ++id) {
-    uint32_t segment = a->p->segment[id];
-    weight_part[id] = jpp__segment_is_stage(segment) && segment >= a->stages;
+    weight_part[id] = is_in_backward(a, id);
   }
   for (uint32_t id = a->loop->op; id-- > a->loop->first_op;) {
     const jpp_op_t* op = &a->p->ops.data[id];
