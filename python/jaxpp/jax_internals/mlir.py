@@ -2,34 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import sdy
+from jaxlib.mlir.dialects import sdy, stablehlo
 
 __all__ = [
+    "MANUAL",
     "Axes",
     "Dimensions",
     "adds",
+    "axes_of_groups",
     "behind",
     "callee",
     "is_argument",
     "is_integer",
     "is_zero",
     "keeps_sums",
+    "manual_axes",
     "mesh_of",
     "only_user",
     "operation_of",
     "operations",
     "returned",
+    "says_nothing",
     "shape_of",
     "sharded_axes",
 ]
 
 Axes = frozenset[str]
 Dimensions = list[tuple[str, ...]]  # the mesh axes that shard each dimension
+
+MANUAL = "sdy.manual_computation"  # a shard_map
 
 _COMPLEX_ZERO = "dense<(0.000000e+00,0.000000e+00)>"
 
@@ -52,6 +59,15 @@ def sharded_axes(sharding: Any) -> Dimensions:
         parts = any(ref.sub_axis_info is not None for ref in refs)
         found.append(() if parts else tuple(ref.name for ref in refs))
     return found
+
+
+def says_nothing(constraint: Any) -> bool:
+    """Whether a constraint leaves the sharding of every dimension to Shardy. JAX adds such
+    constraints to shard_maps that leave axes to Shardy."""
+    sharding = sdy.TensorShardingAttr(constraint.attributes["sharding"])
+    dims = map(sdy.DimensionShardingAttr, sharding.dimension_shardings)
+    is_open = all(not dim.is_closed and not list(dim.axes) for dim in dims)
+    return is_open and not (list(sharding.replicated_axes) or list(sharding.unreduced_axes))
 
 
 def mesh_of(module: Any) -> Any:
@@ -88,9 +104,39 @@ def is_zero(value: Any) -> bool:
 
 
 def adds(op: Any) -> bool:
-    """Whether the op's region returns the sum of its two arguments."""
-    inner = [o.operation for o in op.regions[0].blocks[0].operations]
+    """Whether the op's region returns the sum of its two arguments. In a shard_map, JAX adds
+    a constraint to the sum, which is a scalar."""
+    every = (o.operation for o in op.regions[0].blocks[0].operations)
+    inner = [o for o in every if o.name != "sdy.sharding_constraint"]
     return len(inner) == 2 and inner[0].name == "stablehlo.add"
+
+
+def manual_axes(calls: Sequence[Any]) -> Axes:
+    """The mesh axes along which each device runs its own part of the shard_maps among
+    `calls`."""
+    mapped = (op for op in calls if op.name == MANUAL)
+    lists = (sdy.ManualAxesAttr(op.attributes["manual_axes"]) for op in mapped)
+    return frozenset(name for names in lists for name in names)
+
+
+def axes_of_groups(collective: Any, sizes: dict[str, int]) -> Axes | None:
+    """The mesh axes along which a collective's devices are in one group, apart from those of
+    size 1; None if the groups are not all devices along such axes."""
+    groups = collective.attributes["replica_groups"]
+    if not isinstance(groups, ir.DenseElementsAttr):  # since JAX 0.11
+        named = stablehlo.ReplicaGroupMeshAxesAttr(groups)
+        axes = [stablehlo.AxisRefAttr(axis) for axis in named.axes]
+        if any(axis.sub_axis_info is not None for axis in axes):
+            return None
+        return frozenset(axis.name for axis in axes if sizes[axis.name] > 1)
+    numbers = np.array(groups)
+    devices = np.arange(math.prod(sizes.values())).reshape(tuple(sizes.values()))
+    places = np.argwhere(np.isin(devices, numbers[0]))
+    along = [d for d in range(devices.ndim) if len(set(places[:, d])) > 1]
+    ways = math.prod(devices.shape[d] for d in along)
+    expected = np.moveaxis(devices, along, range(-len(along), 0)).reshape(-1, ways)
+    same = sorted(map(sorted, numbers.tolist())) == sorted(expected.tolist())
+    return frozenset(list(sizes)[d] for d in along) if same else None
 
 
 def is_integer(value: Any) -> bool:

@@ -18,7 +18,7 @@ from jaxlib import xla_client
 from jaxlib.mlir import ir, passmanager
 from jaxlib.mlir.dialects import sdy, stablehlo
 
-from jaxpp.jax_internals.mlir import Axes, behind, mesh_of, operations, sharded_axes
+from jaxpp.jax_internals.mlir import MANUAL, Axes, behind, mesh_of, operations, sharded_axes
 from jaxpp.jax_internals.partial import Partials
 
 __all__ = [
@@ -132,21 +132,26 @@ class Propagated:
         main = _functions(copy)["main"]
         self._arguments = self._of_rows(main.arg_attrs)
         self._results = self._of_rows(main.attributes["res_attrs"])
-        self._of_ops: dict[Any, list[Any]] = {
-            op.results[0]: [sharded_axes(op.attributes["sharding"])]
-            for op in original
-            if op.name == "sdy.sharding_constraint"
-        }
+        self._of_ops: dict[Any, list[Any]] = {}
         found: dict[Any, list[Any]] = {}  # by attribute; many operations have the same
+
+        def of_results(sharding: Any) -> list[Any]:
+            if sharding not in found:
+                values = sdy.TensorShardingPerValueAttr(sharding)
+                found[sharding] = [sharded_axes(value) for value in values.shardings]
+            return found[sharding]
+
+        for op in original:
+            if op.name == "sdy.sharding_constraint":
+                self._of_ops[op.results[0]] = [sharded_axes(op.attributes["sharding"])]
+            elif op.name == MANUAL and op.results:
+                self._of_ops[op.results[0]] = of_results(op.attributes["out_shardings"])
         for op in operations(copy):
             attributes = op.attributes
-            if "number" in attributes and "sdy.sharding" in attributes and op.results:
-                sharding = attributes["sdy.sharding"]
-                if sharding not in found:
-                    values = sdy.TensorShardingPerValueAttr(sharding)
-                    found[sharding] = [sharded_axes(value) for value in values.shardings]
+            name = "out_shardings" if op.name == MANUAL else "sdy.sharding"
+            if "number" in attributes and name in attributes and op.results:
                 first = original[attributes["number"].value].results[0]
-                self._of_ops[first] = found[sharding]
+                self._of_ops[first] = of_results(attributes[name])
 
     @staticmethod
     def _of_rows(rows: Any) -> list[Any]:
@@ -291,7 +296,7 @@ class LoweredModule:
         of whole arrays. Returns False if the module has parts for each device."""
         module = self._module.operation
         names = {op.operation.name for op in operations(module)}
-        if "sdy.manual_computation" in names:
+        if MANUAL in names:
             return False
         with self._module.context:
             axes = [sdy.MeshAxisAttr.get(name, size) for name, size in mesh.shape.items()]

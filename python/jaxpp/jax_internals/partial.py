@@ -10,6 +10,9 @@ device has whole would be counted once per device. Therefore the operands of a s
 constrained to the shards that make it partial, only listed operations propagate partial
 sums, and any other value that is added is first made partial: whole on one device, zero
 on the others.
+
+In a `shard_map`, each device computes its term, and an all-reduce adds the terms. To keep the
+sum partial, the all-reduce is removed, and the map's result becomes unreduced.
 """
 
 from __future__ import annotations
@@ -21,12 +24,14 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import func, sdy, stablehlo
 
 from jaxpp.jax_internals.mlir import (
+    MANUAL,
     Axes,
     Dimensions,
     behind,
     callee,
     is_argument,
     is_zero,
+    manual_axes,
     only_user,
     operation_of,
     operations,
@@ -87,6 +92,7 @@ class Partials(Sums):
         self.mesh = mesh
         # The first results of calls that got a function of their own.
         self._copied: list[Any] = []
+        self._dropped: list[Any] = []  # sums over devices that became partial
 
     # --- Shardings ---
 
@@ -107,6 +113,14 @@ class Partials(Sums):
         ordered = [name for name in self.sizes if name in axes]
         name = self.mesh.attributes["sym_name"].value
         return sdy.TensorShardingAttr.get(name, dims, unreduced_axes=refs(ordered))
+
+    def _declared(self, value: Any, calls: Calls, axes: Axes) -> Any:
+        """The value, which is partial, with a constraint that says so. Inside a shard_map, each
+        device has its own values along the manual axes in any case."""
+        axes -= manual_axes(calls)
+        if not axes:
+            return value
+        return self._constrained(value, self._without(value, calls, axes), axes)
 
     def _without(self, value: Any, calls: Calls, axes: Axes) -> Dimensions:
         return [
@@ -132,6 +146,8 @@ class Partials(Sums):
         for k in others:
             end.operands[k] = self._made_partial(end.operands[k], (), results[k])
         self._reduce([block.arguments[k] for k in arguments])
+        for op in self._dropped:
+            op.erase()
         self._share_copies()
 
     def _keep_operand(self, user: Any, k: int, calls: Calls, axes: Axes) -> None:
@@ -152,16 +168,29 @@ class Partials(Sums):
             self._keep_argument(value, calls, axes)
             return self._kept[value]
         if is_zero(value):
+            if axes <= manual_axes(calls):
+                return value
             # The barrier prevents a merge with a zero that is not partial.
             with value.context, ir.Location.unknown(), behind(value):
                 own = stablehlo.OptimizationBarrierOp([value]).results[0]
             return self._constrained(own, self._without(value, calls, axes), axes)
         if value not in self._kept:
-            kept = self._constrained(value, self._without(value, calls, axes), axes)
+            op = operation_of(value)
+            sums = op.name == "stablehlo.all_reduce"
+            kept = self._term(op) if sums else self._declared(value, calls, axes)
             self._kept[value] = kept
             self._partial[kept] = axes
-            self._keep_operands(operation_of(value), value.result_number, calls, axes)
+            if not sums:
+                self._keep_operands(op, value.result_number, calls, axes)
         return self._kept[value]
+
+    def _term(self, all_reduce: Any) -> Any:
+        """What each device adds to a sum over devices, as a value of its own."""
+        value = all_reduce.operands[0]
+        with value.context, ir.Location.unknown(), ir.InsertionPoint(all_reduce):
+            term = stablehlo.ReshapeOp(value.type, value).result
+        self._dropped.append(all_reduce)
+        return term
 
     def _keep_argument(self, value: Any, calls: Calls, axes: Axes) -> None:
         owner, k = value.owner.owner.operation, value.arg_number
@@ -173,8 +202,9 @@ class Partials(Sums):
 
     def _constrain_argument(self, value: Any, calls: Calls, axes: Axes) -> None:
         """Without a constraint of its own, Shardy could reduce it where it enters."""
-        kept = self._constrained(value, self._without(value, calls, axes), axes)
-        value.replace_all_uses_except(kept, kept.owner.operation)
+        kept = self._declared(value, calls, axes)
+        if kept is not value:
+            value.replace_all_uses_except(kept, kept.owner.operation)
         self._kept[value] = kept
         self._partial[value] = self._partial[kept] = axes
 
@@ -199,14 +229,24 @@ class Partials(Sums):
             self._keep_operand(end, k, (*calls, op), axes)
         elif op.name == "stablehlo.optimization_barrier":
             self._keep_operand(op, k, calls, axes)
+        elif op.name == MANUAL:
+            self._declare_result(op, k, calls, axes)
+            self._keep_operand(returned(op.regions[0]), k, (*calls, op), axes)
         else:
             if op.name == "stablehlo.broadcast_in_dim":
                 self._drop_repeated(op, calls)
             rule = self._rule(op, calls)
-            for i, dims in rule.sharded.items():
+            for i, dims in rule.sharded.items() if not manual_axes(calls) else ():
                 op.operands[i] = self._constrained(op.operands[i], dims, frozenset())
             for i in rule.partial:
                 self._keep_operand(op, i, calls, axes)
+
+    def _declare_result(self, mapped: Any, k: int, calls: Calls, axes: Axes) -> None:
+        """Makes a result of a shard_map unreduced over the axes."""
+        given = sdy.TensorShardingPerValueAttr(mapped.attributes["out_shardings"])
+        shardings = list(given.shardings)
+        shardings[k] = self.attribute(self._without(mapped.results[k], calls, axes), axes)
+        mapped.attributes["out_shardings"] = sdy.TensorShardingPerValueAttr.get(shardings)
 
     def _drop_repeated(self, op: Any, calls: Calls) -> None:
         """Takes the dimensions of size 1 that a broadcast repeats out of its operand. XLA makes

@@ -13,23 +13,27 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
 from jaxpp.jax_internals.mlir import (
+    MANUAL,
     Axes,
     Dimensions,
     adds,
+    axes_of_groups,
     callee,
     is_argument,
     is_integer,
     is_zero,
     keeps_sums,
+    manual_axes,
     operation_of,
     returned,
+    says_nothing,
     shape_of,
     widens_integers,
 )
 
 __all__ = ["BRANCHES", "Blocked", "Calls", "Sums"]
 
-Calls = tuple[Any, ...]  # the calls that lead from main to a function
+Calls = tuple[Any, ...]  # the calls and shard_maps that lead from main to a value
 
 # Operations of one operand that are linear in it, or that round it.
 _UNARY = frozenset(
@@ -110,19 +114,22 @@ class Sums:
     # --- Shardings ---
 
     def _dimensions(self, value: Any, calls: Calls) -> Dimensions:
-        """The sharding of a value in the function that the last call in `calls` calls."""
+        """The sharding of a value that `calls` lead to."""
         number = value.arg_number if is_argument(value) else value.result_number
         owner = value.owner.owner.operation if is_argument(value) else operation_of(value)
         if owner.name == "func.call":
             end = returned(self._called(owner).regions[0])
             return self._dimensions(end.operands[number], (*calls, owner))
-        if owner.name != "func.func":
+        enters = is_argument(value) and owner.name in ("func.func", MANUAL)
+        if not enters:
             whole: Dimensions = [()] * len(shape_of(value))
             found = self.of_ops.get(owner.results[0])
             # A callback's result is on one device and has no dimensions there.
             return found[number] or whole if found else whole
         if calls:
-            return self._dimensions(calls[-1].operands[number], calls[:-1])
+            dims = self._dimensions(calls[-1].operands[number], calls[:-1])
+            manual = manual_axes(calls[-1:])
+            return [tuple(a for a in names if a not in manual) for names in dims]
         return self.arguments[number] or [()] * len(shape_of(value))
 
     # --- Sums over a sharded dimension ---
@@ -178,6 +185,14 @@ class Sums:
         if not self._divides(op.operands[0], dims, reduced):
             raise Blocked("it sums shards of different sizes", op.location)
         return _Rule(axes=axes, sharded={0: dims}) if axes else _Rule([0])
+
+    def _all_reduce_rule(self, op: Any) -> _Rule:
+        """The rule of a sum over devices in a shard_map: its operand is one device's term."""
+        if len(op.operands) != 1 or not adds(op):
+            raise Blocked("it is not reduced by a sum over devices", op.location)
+        if (axes := axes_of_groups(op, self.sizes)) is None:
+            raise Blocked("it is a sum over some of an axis's devices", op.location)
+        return _Rule(axes=axes)
 
     def _scatter_rule(self, op: Any, calls: Calls) -> _Rule:
         """The rule of an operation that adds rows, as in the gradient of an embedding."""
@@ -235,6 +250,8 @@ class Sums:
     def _rule(self, op: Any, calls: Calls) -> _Rule:
         name = op.name
         if name == "sdy.sharding_constraint":
+            if says_nothing(op):
+                return _Rule([0])
             raise Blocked("the step constrains its sharding", op.location)
         if name in ("stablehlo.dot_general", "stablehlo.convolution"):
             if rule := self._product_rule(op, calls):
@@ -244,6 +261,8 @@ class Sums:
             return self._either(op, calls)
         if name == "stablehlo.reduce":
             return self._sum_rule(op, calls)
+        if name == "stablehlo.all_reduce":
+            return self._all_reduce_rule(op)
         if name == "stablehlo.scatter":
             return self._scatter_rule(op, calls)
         if name == "stablehlo.convert" and not keeps_sums(op):
@@ -262,6 +281,8 @@ class Sums:
             return _Rule([1, 2])
         if name == "stablehlo.multiply":
             return self._either(op, calls)
+        if name == "stablehlo.reduce_scatter":
+            raise Blocked("a shard_map scatters it over devices", op.location)
         if name == "stablehlo.constant":
             raise Blocked("a constant is not a sum over devices", op.location)
         raise Blocked(f"{name.partition('.')[2]} is not linear in the sum", op.location)
@@ -371,15 +392,20 @@ class Sums:
             return self._axes(end, k, (*calls, op))
         if op.name == "stablehlo.optimization_barrier":
             return self._axes(op, k, calls)
+        if op.name == MANUAL:
+            return self._axes_of_mapped(op, k, calls)
         rule = self._rule(op, calls)
+        if manual_axes(calls):
+            self._check_rule_of_mapped(rule, op, calls)
         return _meet(rule.axes, self._axes_of_all([(op, i) for i in rule.partial], calls))
 
     def _axes_of_all(self, terms: Sequence[tuple[Any, int]], calls: Calls) -> Axes | None:
         """The axes over which the terms are partial sums, apart from whole ones, which are made
-        partial: whole on one device, zero on the others."""
+        partial: whole on one device, zero on the others. Inside a shard_map, all terms must be
+        partial over the same axes."""
         axes: Axes | None = None
         reasons: list[tuple[str, Any]] = []  # a stored error would keep this frame alive
-        whole = False
+        whole = differ = False
         for user, k in terms:
             before = len(self._uses)
             try:
@@ -391,10 +417,31 @@ class Sums:
                 del self._uses[before:]
                 whole = True
             else:
+                differ |= None not in (axes, found) and axes != found
                 axes = _meet(axes, found)
         if axes is None and reasons:
             raise Blocked(*reasons[0])
+        if (differ or (whole and axes)) and manual_axes(calls):
+            raise Blocked("a shard_map adds it to another value", terms[0][0].location)
         return frozenset() if axes is None and whole else axes
+
+    def _axes_of_mapped(self, op: Any, k: int, calls: Calls) -> Axes | None:
+        """The axes over which the result of a shard_map is partial."""
+        if manual_axes(calls):  # XLA cannot compile such results
+            raise Blocked("a shard_map inside another one makes it", op.location)
+        axes = self._axes(returned(op.regions[0]), k, (*calls, op))
+        dims = self._dimensions(op.results[k], calls)
+        if axes and any(a in axes for names in dims for a in names):
+            raise Blocked("a shard_map stacks copies of it", op.location)
+        return axes
+
+    def _check_rule_of_mapped(self, rule: _Rule, op: Any, calls: Calls) -> None:
+        """Blocks what needs constraints, which XLA cannot compile inside a shard_map."""
+        if rule.axes and rule.sharded:
+            why = "a shard_map adds it up along axes that it does not map"
+            raise Blocked(why, op.location)
+        if any(self._dimensions(op.operands[i], calls) != d for i, d in rule.sharded.items()):
+            raise Blocked("a shard_map shards what chooses its rows", op.location)
 
     def _called(self, call: Any) -> Any:
         return self.functions[callee(call)]
@@ -428,4 +475,6 @@ class Sums:
                 self._known_whole = outer
             if found == axes:
                 return axes
+            if axes is not None and manual_axes(calls):
+                raise Blocked("a shard_map adds it to another value", op.location)
             axes = found

@@ -141,6 +141,18 @@ def modules_of(compiled: Any) -> TaskModules:
     return modules_of_all(compiled._traced.plan, compiled._make_code())
 
 
+SUMS = ("all-reduce", "reduce-scatter")
+
+
+def loop_tasks(collectives: Any, axis: str, *kinds: str) -> list[str]:
+    """The loop's tasks that have collectives of these kinds over the axis."""
+    return [
+        c.task
+        for c in collectives
+        if axis in c.axes.split(",") and c.kind in kinds and "loop" not in c.task
+    ]
+
+
 def difference(ours: Any, plain: Any) -> float:
     """The largest difference of any leaf, relative to the leaf's largest element."""
     worst = 0.0

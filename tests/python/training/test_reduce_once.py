@@ -3,7 +3,6 @@ loop."""
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import jax
@@ -15,9 +14,11 @@ from jax.sharding import PartitionSpec as P
 
 import jaxpp.api as jaxpp
 from equality import (
+    SUMS,
     Problem,
     assert_equal,
     assert_trains_equal,
+    loop_tasks,
     mesh_of,
     pipelined_step,
 )
@@ -154,21 +155,6 @@ def train(problem: Problem, schedule: Any, mesh: Any, specs: Any, **options: Any
     return step.compile(problem.params, state, problem.batch).cost_summary().collectives
 
 
-def over(axis: str, collectives: Any, *kinds: str) -> list[str]:
-    """The loop's tasks that have collectives of these kinds over the axis."""
-    return [
-        c.task
-        for c in collectives
-        if axis in c.axes.split(",") and c.kind in kinds and "loop" not in c.task
-    ]
-
-
-over_data = functools.partial(over, "data")
-
-
-SUMS = ("all-reduce", "reduce-scatter")
-
-
 @pytest.mark.sample(5)
 @pytest.mark.parametrize("maker", MAKERS, ids=lambda maker: maker.__name__)
 @pytest.mark.parametrize("axes", AXES)
@@ -177,12 +163,12 @@ def test_nothing_is_reduced_in_the_loop(maker, axes):
     problem = problem_of(maker, ranks)
     mesh = mesh_of(ranks, of_rank)
     found = train(problem, jaxpp.Std1F1B(ranks), mesh, specs_of(problem, of_rank))
-    assert over_data(found, *SUMS) == (
+    assert loop_tasks(found, "data", *SUMS) == (
         # All devices need the mean, on which the cond branches.
         ["fwd_0", "fwd_1", "fwd_2", "fwd_3"][:ranks] if maker is chosen_by_the_data else []
     )
     if maker is not of_experts:  # whose router takes columns of sharded weights
-        assert over("model", found, "all-gather") == []
+        assert loop_tasks(found, "model", "all-gather") == []
     after = [c for c in found if c.task.startswith("after_loop") and "data" in c.axes]
     assert sum(c.times for c in after) <= 2 * ranks, after  # a task reduces all weights at once
 
@@ -199,7 +185,7 @@ def test_split_backward(axes, maker):
     problem = problem_of(maker, ranks)
     mesh = mesh_of(ranks, of_rank)
     found = train(problem, jaxpp.ZeroBubble(ranks), mesh, specs_of(problem, of_rank))
-    assert over_data(found, *SUMS) == []
+    assert loop_tasks(found, "data", *SUMS) == []
 
 
 @pytest.mark.parametrize("axes", AXES)
@@ -208,7 +194,7 @@ def test_tied_weights_send_partial_sums(axes):
     problem = problem_of(unrolled, ranks, tied=True)
     mesh = mesh_of(ranks, of_rank)
     found = train(problem, jaxpp.Std1F1B(ranks), mesh, specs_of(problem, of_rank))
-    assert over_data(found, *SUMS) == []
+    assert loop_tasks(found, "data", *SUMS) == []
 
 
 def test_reduce_once_false_reduces_in_each_microbatch():
@@ -216,7 +202,7 @@ def test_reduce_once_false_reduces_in_each_microbatch():
     mesh = mesh_of(2, {"data": 2})
     specs = specs_of(problem, {"data": 2})
     found = train(problem, jaxpp.Std1F1B(2), mesh, specs, reduce_once=False)
-    assert set(over_data(found, *SUMS)) >= {"bwd_0", "bwd_1"}
+    assert set(loop_tasks(found, "data", *SUMS)) >= {"bwd_0", "bwd_1"}
 
 
 # --- Weights that are sharded over the devices of the batch -------------------------------
@@ -249,7 +235,7 @@ def test_weights_gathered_once_a_step(maker, schedule):
     tasks = gathered(found)
     assert all(task.startswith("before_loop") for task in tasks), tasks
     assert sum(tasks.values()) in (6, 12), tasks  # three weights per stage or per layer
-    assert over_data(found, *SUMS) == []
+    assert loop_tasks(found, "data", *SUMS) == []
 
 
 @pytest.mark.sample(2)
@@ -263,7 +249,7 @@ def test_weights_gathered_at_each_use(maker):
     tasks = gathered(found)
     assert not any("before_loop" in task for task in tasks), tasks
     assert {"fwd_0", "fwd_1", "bwd_1"} <= set(tasks), tasks
-    assert over_data(found, *SUMS) == []
+    assert loop_tasks(found, "data", *SUMS) == []
 
 
 def test_split_backwards_gather_once_for_both_halves():
@@ -572,7 +558,7 @@ def test_what_is_reduced_once(stage):
     run = jaxpp.mpmd_jit_with_loop(step, mesh_of(2, {"data": 2}), in_specs=specs)
     assert_equal(run(p, xs), jax.jit(step)(p, xs), 1e-4)
     found = run.compile(p, xs).cost_summary().collectives
-    assert over_data(found, *SUMS) == []
+    assert loop_tasks(found, "data", *SUMS) == []
 
 
 def test_sums_of_constrained_values() -> None:
@@ -596,4 +582,5 @@ def test_sums_of_constrained_values() -> None:
         lambda p, xs: step(p, xs, by_rows), mesh_of(2, {"data": 2}), in_specs=P()
     )
     assert_equal(run(p, xs), jax.jit(lambda p, xs: step(p, xs, lambda x: x))(p, xs), 1e-4)
-    assert over_data(run.compile(p, xs).cost_summary().collectives, *SUMS) == []
+    found = run.compile(p, xs).cost_summary().collectives
+    assert loop_tasks(found, "data", *SUMS) == []
