@@ -11,6 +11,7 @@ import jax
 import numpy as np
 from jax._src import core as jax_core
 from jax._src import effects
+from jax._src import shard_map as shard_maps
 from jax._src.interpreters import partial_eval as pe
 from jax._src.sharding_impls import UNSPECIFIED
 from jax._src.state import discharge
@@ -36,6 +37,7 @@ __all__ = [
     "drop_unused_outputs",
     "drop_unused_passengers",
     "evaluate",
+    "has_effects",
     "is_differentiated",
     "is_high",
     "is_ordered",
@@ -47,12 +49,14 @@ __all__ = [
     "names_of",
     "never_recompute",
     "new_var",
+    "passed_by_map",
     "printed_lines",
     "repeat",
     "scan_sizes",
     "settings_key",
     "settings_of",
     "stacked_aval",
+    "with_inlined",
     "without_constants",
 ]
 
@@ -192,6 +196,64 @@ def changed_scan(
     stacked = flattree.nones(len(body.out_avals) - num_states)
     ft_in = flattree.pack((consts, states, slices))
     return {**params, "jaxpr": body, "ft_in": ft_in, "ft_out": flattree.pack((states, stacked))}
+
+
+# JAX 0.10.2, 0.11.2: JaxprEqn.replace; core.Var; new_jaxpr_eqn; ShapedArray.mat.
+def with_inlined(
+    jaxpr: Jaxpr,
+    called: Callable[[JaxprEqn], ClosedJaxpr | Jaxpr | None],
+    is_barred: Callable[[JaxprEqn], bool],
+) -> ClosedJaxpr:
+    """The jaxpr, which has no constants, with the equations of each jaxpr that one of its
+    equations calls in place of the call, and behind a barrier if the call is barred. Nothing is
+    traced: inside a shard_map, that needs its mesh."""
+    eqns: list[JaxprEqn] = []
+
+    def barrier(operands: list[Any]) -> list[Any]:
+        """Values behind barriers, one for those that vary over the same axes."""
+        groups: dict[Any, list[Any]] = {}
+        for v in operands:
+            if not isinstance(v, Literal):
+                groups.setdefault(v.aval.mat.varying, []).append(v)
+        behind: dict[Any, Any] = {}
+        for taken in groups.values():
+            made = [new_var(v.aval) for v in taken]
+            primitive = jax.lax.optimization_barrier_p
+            eqns.append(jax_core.new_jaxpr_eqn(taken, made, primitive, {}, set()))
+            behind.update(zip(taken, made, strict=True))
+        return [v if isinstance(v, Literal) else behind[v] for v in operands]
+
+    def add(inner: Jaxpr, atoms: dict[Any, Any], nested: bool) -> list[Any]:
+        def read(atom: Any) -> Any:
+            return atom if isinstance(atom, Literal) else atoms.get(atom, atom)
+
+        for eqn in inner.eqns:
+            operands = [read(v) for v in eqn.invars]
+            found = called(eqn)
+            if isinstance(found, ClosedJaxpr):
+                found = None if found.consts else found.jaxpr
+            if found is not None and not found.constvars:
+                if is_barred(eqn):
+                    operands = barrier(operands)
+                results = add(found, dict(zip(found.invars, operands, strict=True)), True)
+            else:
+                results = [new_var(v.aval) for v in eqn.outvars] if nested else eqn.outvars
+                eqns.append(eqn.replace(invars=operands, outvars=results))
+            atoms.update(zip(eqn.outvars, results, strict=True))
+        return [read(v) for v in inner.outvars]
+
+    outvars = add(jaxpr, {}, False)
+    return changed_jaxpr(ClosedJaxpr(jaxpr, ()), eqns=eqns, outvars=outvars)
+
+
+# JAX 0.10.2, 0.11.2: a shard_map's parameters; ShapedArray.nospec; shard_map.unshard_aval.
+def passed_by_map(params: Mapping[str, Any], aval: Any) -> tuple[Any, Any]:
+    """How a shard_map returns a value of its devices so that another one can take it: the spec,
+    and the type outside."""
+    mesh, checked = params["mesh"], params["check_vma"]
+    names = shard_maps._all_newly_manual_mesh_names(mesh, params["newly_manual_axes"])
+    spec = aval.nospec(mesh, checked, names)
+    return spec, shard_maps.unshard_aval(mesh, checked, spec, aval)
 
 
 # JAX 0.10.2, 0.11.2: how autodiff names what it writes in an equation's name stack.
@@ -336,6 +398,12 @@ def printed_lines(jaxpr: Jaxpr) -> list[tuple[str, str]]:
             where = comment.partition(" (")[0].strip() or where
         lines.append((_without_chance((code if found else line).strip()), where))
     return lines
+
+
+# JAX 0.10.2, 0.11.2: core.NamedAxisEffect, of collectives inside a shard_map.
+def has_effects(eqn: JaxprEqn) -> bool:
+    """Whether an equation does more than compute its results."""
+    return any(not isinstance(e, jax_core.NamedAxisEffect) for e in eqn.effects)
 
 
 # JAX 0.10.2, 0.11.2: effects.ordered_effects.

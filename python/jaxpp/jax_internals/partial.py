@@ -92,6 +92,7 @@ class Partials(Sums):
         self.mesh = mesh
         # The first results of calls that got a function of their own.
         self._copied: list[Any] = []
+        self._originals: set[str] = set()  # the functions that these called before
         self._dropped: list[Any] = []  # sums over devices that became partial
 
     # --- Shardings ---
@@ -149,6 +150,7 @@ class Partials(Sums):
         for op in self._dropped:
             op.erase()
         self._share_copies()
+        self._erase_originals()
 
     def _keep_operand(self, user: Any, k: int, calls: Calls, axes: Axes) -> None:
         value = user.operands[k]
@@ -306,6 +308,7 @@ class Partials(Sums):
         if call.results[0] in self._copied:
             return
         function = self._called(call)
+        self._originals.add(callee(call))
         name = self._add_function(function.operation, callee(call))
         with call.context:
             call.attributes["callee"] = ir.FlatSymbolRefAttr.get(name)
@@ -325,6 +328,18 @@ class Partials(Sums):
             if shared != name:
                 with call.context:
                     call.attributes["callee"] = ir.FlatSymbolRefAttr.get(shared)
+                self.functions.pop(name).erase()
+
+    def _erase_originals(self) -> None:
+        """Erases functions that nothing calls any more."""
+        while True:
+            inner = [op for f in self.functions.values() for op in operations(f)]
+            called = {callee(op) for op in inner if op.name == "func.call"}
+            unused = self._originals - called
+            if not unused:
+                return
+            self._originals -= unused
+            for name in unused:
                 self.functions.pop(name).erase()
 
     # --- The end of a partial sum ---

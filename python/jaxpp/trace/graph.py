@@ -35,9 +35,9 @@ from jaxpp.trace.inlining import (
     MARKS,
     inlined,
     loop_or_mark_in,
-    num_scans,
+    num_splits,
     refuse_hidden_marks,
-    scans_for_marks,
+    splits_for_marks,
 )
 from jaxpp.trace.loop import loop_p
 from jaxpp.trace.marks import holds_marks, mark_p, mark_tangent_p
@@ -52,6 +52,7 @@ from jaxpp.trace.memories import (
 )
 from jaxpp.trace.recomputation import CutRecomputation
 from jaxpp.trace.splitting import (
+    IN_TWO_PARTS,
     Branch,
     Conditional,
     PartOp,
@@ -90,7 +91,7 @@ class _Walker(GraphBuilder):
         self.in_backward = False  # inside a call that autodiff generated
         self.splitter = Splitter()
         # For each scan of the body, which of its results backward marks need.
-        self.scans_for_marks: Iterator[list[bool]] = iter(())
+        self.splits_for_marks: Iterator[list[bool]] = iter(())
 
     def collect_consts(self, jaxpr: ClosedJaxpr | Jaxpr) -> None:
         """Finds the constants of all inlined calls, because arguments precede ops."""
@@ -150,8 +151,8 @@ class _Walker(GraphBuilder):
         moving = with_moves_around(eqn) if eqn.primitive.name == "scan" else None
         if moving is not None:
             return self.walk(moving, operands)
-        if eqn.primitive.name == "scan" and self.outside is not None:
-            return self.add_scan(eqn, operands, next(self.scans_for_marks))
+        if eqn.primitive.name in IN_TWO_PARTS and self.outside is not None:
+            return self.add_in_two_parts(eqn, operands, next(self.splits_for_marks))
         if self.outside is None and not loop_or_mark_in(eqn):
             # A platform may be unable to compile the branches of other platforms.
             if eqn.primitive.name == "cond" and eqn.params.get("branches_platforms") is None:
@@ -220,13 +221,14 @@ class _Walker(GraphBuilder):
             self.moved.add(chosen)
         return chosen
 
-    def add_scan(
+    def add_in_two_parts(
         self, eqn: JaxprEqn, operands: list[Operand], for_marks: list[bool]
     ) -> list[Operand]:
-        """Adds a scan in a body. The scan of a backward pass is split in two: the results that
+        """Adds a scan or shard_map in a body. In a backward pass it is split: the results that
         the previous stage waits for, and the rest, which may run later."""
         backward = self.is_backward(eqn)
-        parts = self.splitter.scan(eqn, for_marks) if backward or self.recomputing else None
+        split = backward or self.recomputing
+        parts = self.splitter.in_two(eqn, for_marks) if split else None
         if parts is None:
             return self.add_call(eqn, operands)
         refuse_hidden_marks(eqn)
@@ -275,9 +277,9 @@ class _Walker(GraphBuilder):
         The barrier also keeps recomputed values on the rank of their part, so it is added
         whatever `prevent_cse` says."""
         cut = CutRecomputation(eqn.params["jaxpr"], inlined)
-        numbers = [num_scans(item.eqn) for item in cut.items]
-        scans = [list(itertools.islice(self.scans_for_marks, n)) for n in numbers]
-        after = self.scans_for_marks
+        numbers = [num_splits(item.eqn) for item in cut.items]
+        splits = [list(itertools.islice(self.splits_for_marks, n)) for n in numbers]
+        after = self.splits_for_marks
         values: dict[int, Operand] = dict(enumerate(operands))
         values.update((v, self.add_const(const)) for v, const in cut.consts.items())
         here = values  # the values as the part sees them
@@ -287,16 +289,16 @@ class _Walker(GraphBuilder):
             barred = self.add_barrier(eqn, [values[v] for v in behind])
             here = {**values, **dict(zip(behind, barred, strict=True))}
             values.update((v, here[v]) for v in passed)
-            for item, item_scans in zip(cut.items, scans, strict=True):
+            for item, item_splits in zip(cut.items, splits, strict=True):
                 if part not in item.parts:
                     continue
-                self.scans_for_marks = iter(item_scans)
+                self.splits_for_marks = iter(item_splits)
                 taken = [here[o] if isinstance(o, int) else o for o in item.operands]
                 made = dict(zip(item.results, self.add_eqn(item.eqn, taken), strict=True))
                 here.update(made)
                 values.update(made)
                 passed = item.results
-        self.scans_for_marks = after
+        self.splits_for_marks = after
         return [here[o] if isinstance(o, int) else o for o in cut.results]
 
     def add_barrier(self, eqn: JaxprEqn, operands: list[Operand]) -> list[Operand]:
@@ -453,9 +455,9 @@ class _Walker(GraphBuilder):
         self.constants.begin_stage()
         if self.gathers is not None:
             self.gathers.begin_loop(index)
-        scans: list[list[bool]] = []
-        scans_for_marks(body.jaxpr, [False] * len(body.jaxpr.outvars), scans)
-        self.scans_for_marks = reversed(scans)
+        splits: list[list[bool]] = []
+        splits_for_marks(body.jaxpr, [False] * len(body.jaxpr.outvars), splits)
+        self.splits_for_marks = reversed(splits)
         outs = [self.as_value(o) for o in self.walk(body, [*operands, index])]
         operations, value_avals = list(params["operations"]), list(body.out_avals)
         for k, operation in enumerate(operations):

@@ -1,5 +1,5 @@
 """Which equations the walk of a step inlines, and what it must know about the others: loops
-and marks inside them, and scans whose results marks need."""
+and marks inside them, and scans and shard_maps whose results marks need."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from jaxpp.jax_internals.lines import user_line
 from jaxpp.trace.loop import loop_p
 from jaxpp.trace.marks import mark_backward_p, mark_p, mark_tangent_p
 from jaxpp.trace.nested import refuse_traced, step_p
-from jaxpp.trace.splitting import inlined_call, is_plain_jit
+from jaxpp.trace.splitting import IN_TWO_PARTS, inlined_call, is_plain_jit
 
 __all__ = [
     "MARKS",
     "inlined",
     "loop_or_mark_in",
-    "num_scans",
+    "num_splits",
     "refuse_hidden_marks",
-    "scans_for_marks",
+    "splits_for_marks",
 ]
 
 MARKS = {mark_p, mark_tangent_p, mark_backward_p}
@@ -60,10 +60,10 @@ def inlined(eqn: JaxprEqn) -> ClosedJaxpr | Jaxpr | None:
     return called if loop_or_mark_in(eqn) else None
 
 
-def scans_for_marks(jaxpr: Jaxpr, used: Sequence[bool], found: list[Any]) -> list[bool]:
+def splits_for_marks(jaxpr: Jaxpr, used: Sequence[bool], found: list[Any]) -> list[bool]:
     """The arguments of a body on which its used results and its backward marks depend.
 
-    Appends to `found` the used results of each scan, the last scan first.
+    Appends to `found` the used results of each scan and shard_map, the last one first.
     """
     needed = {v for v, u in zip(jaxpr.outvars, used, strict=True) if u and isinstance(v, Var)}
     for eqn in reversed(jaxpr.eqns):
@@ -73,10 +73,10 @@ def scans_for_marks(jaxpr: Jaxpr, used: Sequence[bool], found: list[Any]) -> lis
             ins = [True] * len(eqn.invars)
         elif called is not None:
             inner = called.jaxpr if isinstance(called, ClosedJaxpr) else called
-            ins = scans_for_marks(inner, outs, found)
+            ins = splits_for_marks(inner, outs, found)
         else:
             ins = [any(outs)] * len(eqn.invars)
-        if eqn.primitive.name == "scan":
+        if eqn.primitive.name in IN_TWO_PARTS:
             found.append(outs)
         needed.update(
             v for v, i in zip(eqn.invars, ins, strict=True) if i and isinstance(v, Var)
@@ -84,13 +84,13 @@ def scans_for_marks(jaxpr: Jaxpr, used: Sequence[bool], found: list[Any]) -> lis
     return [v in needed for v in jaxpr.invars]
 
 
-def num_scans(eqn: JaxprEqn) -> int:
-    """The number of entries of `scans_for_marks` that belong to the equation."""
+def num_splits(eqn: JaxprEqn) -> int:
+    """The number of entries of `splits_for_marks` that belong to the equation."""
     called = None if eqn.primitive in MARKS else inlined(eqn)
     if called is None:
-        return int(eqn.primitive.name == "scan")
+        return int(eqn.primitive.name in IN_TWO_PARTS)
     jaxpr = called.jaxpr if isinstance(called, ClosedJaxpr) else called
-    return sum(map(num_scans, jaxpr.eqns))
+    return sum(map(num_splits, jaxpr.eqns))
 
 
 def refuse_hidden_marks(eqn: JaxprEqn) -> None:

@@ -7,7 +7,8 @@ becomes one op per result (`Part`).
 
 In a loop's body, the transpose of a scan over layers computes input gradients and weight
 gradients together. It is split into two scans: the first computes the results that the previous
-stage waits for and saves the intermediate values for the second, which computes the rest.
+stage waits for and saves the intermediate values for the second, which computes the rest. The
+transpose of a `shard_map` is split in the same way.
 
 Parts in the same task are rejoined when that task is lowered (`plan/evaluation.py`): nothing is
 computed twice, and skipped branches stay skipped.
@@ -16,23 +17,31 @@ computed twice, and skipped branches stay skipped.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Var
 
 from jaxpp.jax_internals.jaxprs import (
     changed_jaxpr,
     changed_scan,
     drop_unused_outputs,
     evaluate,
+    has_effects,
     is_unspecified,
+    jaxprs_in,
+    new_var,
+    passed_by_map,
     scan_sizes,
     stacked_aval,
+    with_inlined,
 )
+from jaxpp.trace.work import flops
 
 __all__ = [
+    "IN_TWO_PARTS",
     "Branch",
     "Conditional",
     "Part",
@@ -43,6 +52,9 @@ __all__ = [
     "is_plain_jit",
     "is_recomputation",
 ]
+
+# Equations that a body may have in two parts: what marks need, and the rest.
+IN_TWO_PARTS = {"scan", "shard_map"}
 
 _INLINED = {"jit", "pjit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call"}
 _REMAT = {"remat", "remat2", "checkpoint"}
@@ -152,7 +164,7 @@ def _needed(eqns: Sequence[JaxprEqn], results: Iterable[Any]) -> tuple[set[int],
     numbers = set()
     for number in reversed(range(len(eqns))):
         eqn = eqns[number]
-        if eqn.effects or any(id(v) in variables for v in eqn.outvars):
+        if any(id(v) in variables for v in eqn.outvars):
             numbers.add(number)
             variables.update(id(v) for v in eqn.invars if isinstance(v, Var))
     return numbers, variables
@@ -201,11 +213,15 @@ def _live(eqns: Sequence[JaxprEqn], results: Sequence[Any]) -> list[JaxprEqn]:
 # --- A scan's input gradients and its weight gradients ----------------------------------
 
 
+def _is_barred(eqn: JaxprEqn) -> bool:
+    return is_recomputation(eqn) and bool(eqn.params.get("prevent_cse", True))
+
+
 def _inline(eqn: JaxprEqn, operands: list[Any]) -> list[Any] | None:
     called = inlined_call(eqn)
     if called is None:
         return None
-    if is_recomputation(eqn) and eqn.params.get("prevent_cse", True):
+    if _is_barred(eqn):
         operands = list(jax.lax.optimization_barrier(tuple(operands)))
     return evaluate(called, operands, _inline)
 
@@ -217,28 +233,32 @@ def _inlined(closed: ClosedJaxpr) -> ClosedJaxpr:
     return jax.make_jaxpr(lambda *args: evaluate(closed, args, _inline))(*closed.in_avals)
 
 
-class _ScanBody:
-    """A scan's body, split into the part for the first results and the part for the rest."""
+class _Body:
+    """The body of a scan or shard_map, split into the part for the first results and the part
+    for the rest. A shard_map has no constants and no states."""
 
-    def __init__(self, eqn: JaxprEqn, first: Sequence[bool]) -> None:
-        self.closed = _inlined(eqn.params["jaxpr"])
-        self.jaxpr = self.closed.jaxpr
-        num_consts, num_carry = scan_sizes(eqn.params)
+    def __init__(
+        self, closed: ClosedJaxpr, num_consts: int, num_carry: int, first: Sequence[bool]
+    ) -> None:
+        self.closed, self.jaxpr = closed, closed.jaxpr
         self.num_carry = num_carry
         self.consts = self.jaxpr.invars[:num_consts]
         self.carry = self.jaxpr.invars[num_consts : num_consts + num_carry]
-        self.first = self._close(list(first))
+        self.wanted = self._close(list(first))
+        self.first = list(self.wanted)
         outvars = self.jaxpr.outvars
         self.first_eqns, _ = _needed(self.jaxpr.eqns, _keep(outvars, self.first))
         # The first part also returns results that it computes anyway.
         made = {id(v) for k in self.first_eqns for v in self.jaxpr.eqns[k].outvars}
         for k in range(num_carry, len(outvars)):
             self.first[k] = self.first[k] or id(outvars[k]) in made
-        rest = [not f for f in self.first]
-        all_eqns, _ = _needed(self.jaxpr.eqns, _keep(outvars, rest))
-        self.invariant = self._invariant_eqns()
-        self.rest_eqns = (all_eqns - self.first_eqns) | (all_eqns & self.invariant)
-        self.rest = rest
+        self.rest = [not f for f in self.first]
+        self.all_rest_eqns, _ = _needed(self.jaxpr.eqns, _keep(outvars, self.rest))
+        self.rest_eqns = self.all_rest_eqns - self.first_eqns
+
+    def repeat(self, numbers: set[int]) -> None:
+        """Makes both parts compute these equations, instead of saving the results."""
+        self.rest_eqns |= self.all_rest_eqns & numbers
 
     def _close(self, wanted: list[bool]) -> list[bool]:
         """Adds every state that the wanted results depend on."""
@@ -252,13 +272,15 @@ class _ScanBody:
                 return wanted
             wanted = more
 
-    def _invariant_eqns(self) -> set[int]:
-        """Equations on constants only, which both parts compute instead of saving the
-        results."""
-        known = {id(v) for v in (*self.consts, *self.jaxpr.constvars)}
+    def eqns_on(
+        self, given: Iterable[Var], chosen: Callable[[JaxprEqn], bool] = lambda eqn: True
+    ) -> set[int]:
+        """The chosen equations whose operands are given, or results of others of them."""
+        known = {id(v) for v in (*given, *self.jaxpr.constvars)}
         found = set()
         for number, eqn in enumerate(self.jaxpr.eqns):
-            if all(isinstance(v, Literal) or id(v) in known for v in eqn.invars):
+            operands = (v for v in eqn.invars if isinstance(v, Var))
+            if chosen(eqn) and all(id(v) in known for v in operands):
                 known.update(id(v) for v in eqn.outvars)
                 found.add(number)
         return found
@@ -293,15 +315,13 @@ class _ScanBody:
         return taken, changed_jaxpr(self.closed, invars=invars, outvars=outvars, eqns=eqns)
 
 
-def _split_scan(eqn: JaxprEqn, first: Sequence[bool]) -> tuple[PartOp, PartOp] | None:
-    """Splits a scan into the first results and the rest; None if both need the same
-    computation."""
-    if eqn.effects or not any(first) or all(first):
-        return None
-    body = _ScanBody(eqn, first)
-    if not any(body.rest):
-        return None
-    params, num_carry = eqn.params, body.num_carry
+def _split_in_two(
+    eqn: JaxprEqn, body: _Body, changed: Any, passed_aval: Callable[[Any], Any]
+) -> tuple[PartOp, PartOp]:
+    """`changed`: the parameters of a part, from those of the operands and results of the whole
+    that it has, its body, and the values that it also returns, and that it also takes.
+    `passed_aval`: the type outside the body of a value that the first part passes to the
+    second."""
     kept = body.kept()
     num_results, num_operands = len(eqn.outvars), len(eqn.invars)
     whole = Whole(eqn)
@@ -313,13 +333,11 @@ def _split_scan(eqn: JaxprEqn, first: Sequence[bool]) -> tuple[PartOp, PartOp] |
         operands = [k for k, t in enumerate(taken) if t]
         operands += range(num_operands, num_operands + len(taken_kept))
         given = [k for k, r in enumerate(results) if r]
+        own = tuple(given)
         given += range(num_results, num_results + len(extra))
-        avals = [eqn.outvars[k].aval for k, r in enumerate(results) if r]
-        avals += [stacked_aval(v.aval, params["length"]) for v in extra]
-        num_consts, num_states = sum(taken[: len(body.consts)]), sum(results[:num_carry])
-        new_params = changed_scan(params, closed, num_consts, num_states)
-        own = tuple(k for k in given if k < num_results)
-        return PartOp(Part(whole, tuple(operands), tuple(given)), own, new_params, avals)
+        avals = [eqn.outvars[k].aval for k in own] + [passed_aval(v.aval) for v in extra]
+        params = changed(closed, taken, results, extra, taken_kept)
+        return PartOp(Part(whole, tuple(operands), tuple(given)), own, params, avals)
 
     return (
         part(body.first_eqns, body.first, kept, ()),
@@ -327,25 +345,125 @@ def _split_scan(eqn: JaxprEqn, first: Sequence[bool]) -> tuple[PartOp, PartOp] |
     )
 
 
+def _split_scan(eqn: JaxprEqn, first: Sequence[bool]) -> tuple[PartOp, PartOp] | None:
+    """Splits a scan into the first results and the rest; None if both need the same
+    computation."""
+    params = eqn.params
+    num_consts, num_carry = scan_sizes(params)
+    closed = _inlined(params["jaxpr"])
+    wanted = _Body(closed, num_consts, num_carry, first).wanted
+    body = _Body(_divided(closed, wanted), num_consts, num_carry, first)
+    if not any(body.rest):
+        return None
+    body.repeat(body.eqns_on(body.consts))
+
+    def changed(
+        closed: ClosedJaxpr, taken: Sequence[bool], results: Sequence[bool], *_: Any
+    ) -> dict[str, Any]:
+        return changed_scan(params, closed, sum(taken[:num_consts]), sum(results[:num_carry]))
+
+    return _split_in_two(eqn, body, changed, lambda aval: stacked_aval(aval, params["length"]))
+
+
+def _inlined_in_map(eqn: JaxprEqn) -> ClosedJaxpr | Jaxpr | None:
+    return inlined_call(eqn) if is_plain_jit(eqn) else None
+
+
+def _unpacks(eqn: JaxprEqn) -> bool:
+    """Whether an equation only brings a value into another shape, or computes scalars, which
+    devices cannot pass to another part."""
+    scalars = all(v.aval.shape == () for v in eqn.outvars)
+    return scalars or eqn.primitive.name in ("squeeze", "reshape", "broadcast_in_dim", "pvary")
+
+
+def _is_product(eqn: JaxprEqn) -> bool:
+    return flops(eqn) > sum(math.prod(v.aval.shape) for v in eqn.outvars)
+
+
+def _split_map(eqn: JaxprEqn, first: Sequence[bool]) -> tuple[PartOp, PartOp] | None:
+    """Splits a shard_map into the first results and the rest; None if the rest has no products,
+    or needs scalars of the first part."""
+    params = eqn.params
+    closed = with_inlined(params["jaxpr"], _inlined_in_map, _is_barred)
+    body = _Body(_divided(closed, first), 0, 0, first)
+    body.repeat(body.eqns_on(body.jaxpr.invars, _unpacks))
+    rest = (body.jaxpr.eqns[k] for k in body.rest_eqns)
+    if not any(map(_is_product, rest)) or any(v.aval.shape == () for v in body.kept()):
+        return None
+
+    def changed(
+        closed: ClosedJaxpr,
+        taken: Sequence[bool],
+        results: Sequence[bool],
+        extra: Sequence[Var],
+        taken_kept: Sequence[Var],
+    ) -> dict[str, Any]:
+        ins, outs = _keep(params["in_specs"], taken), _keep(params["out_specs"], results)
+        ins += [passed_by_map(params, v.aval)[0] for v in taken_kept]
+        outs += [passed_by_map(params, v.aval)[0] for v in extra]
+        specs = {"in_specs": tuple(ins), "out_specs": tuple(outs)}
+        return {**params, "jaxpr": closed.jaxpr, **specs}
+
+    return _split_in_two(eqn, body, changed, lambda aval: passed_by_map(params, aval)[1])
+
+
+def _split(eqn: JaxprEqn, first: Sequence[bool]) -> tuple[PartOp, PartOp] | None:
+    """A scan or shard_map in two parts, the `first` results and the rest; None if that is not
+    possible, and for other equations."""
+    if has_effects(eqn) or not any(first) or all(first):
+        return None
+    if eqn.primitive.name == "scan":
+        return _split_scan(eqn, first)
+    return _split_map(eqn, first) if eqn.primitive.name == "shard_map" else None
+
+
+def _divided(closed: ClosedJaxpr, results: Sequence[bool]) -> ClosedJaxpr:
+    """The jaxpr with scans and shard_maps in two parts where these results need one of them."""
+    needed = {id(v) for v in _keep(closed.jaxpr.outvars, results)}
+    eqns: list[JaxprEqn] = []
+    for eqn in reversed(closed.jaxpr.eqns):
+        first = [id(v) in needed for v in eqn.outvars]
+        parts = _split(eqn, first)
+        made = _as_eqns(eqn, parts) if parts else [eqn]
+        eqns += reversed(made)
+        if any(first):
+            needed.update(id(v) for v in made[0].invars)
+    return changed_jaxpr(closed, eqns=eqns[::-1])
+
+
+def _as_eqns(eqn: JaxprEqn, parts: Sequence[PartOp]) -> list[JaxprEqn]:
+    results = zip(parts[0].part.results, parts[0].avals, strict=True)
+    passed = [new_var(aval) for k, aval in results if k >= len(eqn.outvars)]
+    operands, outvars = [*eqn.invars, *passed], [*eqn.outvars, *passed]
+    return [
+        eqn.replace(
+            invars=[operands[k] for k in op.part.operands],
+            outvars=[outvars[k] for k in op.part.results],
+            params=op.params,
+        )
+        for op in parts
+    ]
+
+
 class Splitter:
     """Splits equations; equal ones of several stages share the same parts."""
 
     def __init__(self) -> None:
-        self._scans: dict[Any, Any] = {}
+        self._in_two: dict[Any, Any] = {}
 
     def by_result(self, eqn: JaxprEqn) -> list[PartOp]:
         """A part for each result of a scan or while loop outside the loops."""
         whole = Whole(eqn)
         return [whole.part_with([k]) for k in range(len(eqn.outvars))]
 
-    def scan(self, eqn: JaxprEqn, first: Sequence[bool]) -> tuple[PartOp, PartOp] | None:
-        """A scan in two parts, the `first` results and the rest, if possible."""
-        body = eqn.params["jaxpr"]
+    def in_two(self, eqn: JaxprEqn, first: Sequence[bool]) -> tuple[PartOp, PartOp] | None:
+        """A scan or shard_map in two parts, the `first` results and the rest, if possible."""
         rest = tuple((k, v) for k, v in eqn.params.items() if k != "jaxpr")
-        key = (id(body.jaxpr), rest, tuple(first))
-        if key not in self._scans:
-            self._scans[key] = eqn, _split_scan(eqn, first)
-        found = self._scans[key][1]
+        (jaxpr,) = jaxprs_in({"jaxpr": eqn.params["jaxpr"]})
+        key = (id(jaxpr), rest, tuple(first))
+        if key not in self._in_two:
+            self._in_two[key] = eqn, _split(eqn, first)
+        found = self._in_two[key][1]
         if found is None:
             return None
         whole = Whole(eqn)

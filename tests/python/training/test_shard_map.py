@@ -293,16 +293,11 @@ def test_sums_over_devices_run_once(stage, axes):
 KEPT = {cut_by_model: ("model", "all-reduce"), experts: ("data", "all-to-all")}
 
 
-@pytest.mark.parametrize(
-    "schedule",
-    [jaxpp.ZeroBubble(2), jaxpp.Interleaved1F1B(4, 2)],
-    ids=["zero bubble", "interleaved"],
-)
-@pytest.mark.parametrize("stage", [a_map_each, *KEPT], ids=lambda stage: stage.__name__)
-def test_other_collectives_of_a_map_stay_in_the_loop(stage, schedule):
-    found = train(stage, BOTH, schedule).cost_summary().collectives
+@pytest.mark.parametrize("stage", KEPT, ids=lambda stage: stage.__name__)
+def test_other_collectives_of_a_map_stay_in_the_loop(stage):
+    found = train(stage, BOTH, jaxpp.Interleaved1F1B(4, 2)).cost_summary().collectives
     assert loop_tasks(found, "data", *SUMS) == []
-    assert stage not in KEPT or loop_tasks(found, *KEPT[stage])
+    assert loop_tasks(found, *KEPT[stage])
 
 
 @pytest.mark.parametrize("stage", IN_LOOP, ids=lambda stage: stage.__name__)
@@ -312,3 +307,50 @@ def test_explain_says_why_a_sum_stays_in_the_loop(stage):
     lines = [line for line in compiled.explain().splitlines() if IN_LOOP[stage] in line]
     assert lines
     assert all("test_shard_map.py:" in line for line in lines)
+
+
+def products(folder: Any, task: str) -> int:
+    return (folder / f"{task}.mlir").read_text().count("stablehlo.dot_general")
+
+
+# For each stage, the products of its input gradients and of its weight gradients. A scan, and
+# calls of one function, have those of one layer.
+WAITING = {
+    a_map_each: (4, 4),
+    one_map: (4, 4),
+    unchecked: (4, 4),
+    checkpointed: (6, 4),
+    checkpoint_in_a_map: (6, 4),
+    call_in_a_map: (4, 4),
+    map_in_a_scan: (2, 2),
+    scan_in_a_map: (2, 2),
+    only_data_mapped: (4, 4),
+    cut_by_model: (4, 4),
+    experts: (4, 4),
+}
+
+
+@pytest.mark.sample(4)
+@pytest.mark.parametrize("stage", WAITING, ids=lambda stage: stage.__name__)
+def test_weight_gradients_of_a_map_can_wait(stage, tmp_path, monkeypatch):
+    monkeypatch.setenv("JPP_DUMP", str(tmp_path))
+    found = train(stage, BOTH, jaxpp.ZeroBubble(2)).cost_summary().collectives
+    assert loop_tasks(found, "data", *SUMS) == []
+    assert (products(tmp_path, "bwd_i_1"), products(tmp_path, "bwd_w_1")) == WAITING[stage]
+
+
+def test_a_map_is_one_map_where_nothing_waits(tmp_path, monkeypatch):
+    monkeypatch.setenv("JPP_DUMP", str(tmp_path))
+    train(one_map, BOTH, jaxpp.Std1F1B(2))
+    assert (tmp_path / "bwd_1.mlir").read_text().count("sdy.manual_computation") == 1
+    assert products(tmp_path, "bwd_1") == 8
+
+
+def test_nothing_but_products_waits_in_a_map():
+    """The rest of a map without products is a part of the input gradients."""
+
+    def scaled(x: Any, ps: Any) -> Any:
+        return twice(x, ps, mapped(lambda x, p: x * p["scale"]))
+
+    compiled = train(scaled, DATA, jaxpp.ZeroBubble(2))
+    assert loop_tasks(compiled.cost_summary().collectives, "data", *SUMS) == []
