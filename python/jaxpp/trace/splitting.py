@@ -210,7 +210,7 @@ def _live(eqns: Sequence[JaxprEqn], results: Sequence[Any]) -> list[JaxprEqn]:
     return [eqns[k] for k in sorted(numbers)]
 
 
-# --- A scan's input gradients and its weight gradients ----------------------------------
+# --- Input gradients and weight gradients of a scan or shard_map ------------------------
 
 
 def _is_barred(eqn: JaxprEqn) -> bool:
@@ -318,10 +318,13 @@ class _Body:
 def _split_in_two(
     eqn: JaxprEqn, body: _Body, changed: Any, passed_aval: Callable[[Any], Any]
 ) -> tuple[PartOp, PartOp]:
-    """`changed`: the parameters of a part, from those of the operands and results of the whole
-    that it has, its body, and the values that it also returns, and that it also takes.
-    `passed_aval`: the type outside the body of a value that the first part passes to the
-    second."""
+    """The equation in the two parts of its body.
+
+    Args:
+      changed: the parameters of a part, from its body, which operands and results of the whole
+        it has, and which values of the body it also returns and takes.
+      passed_aval: the type, outside the body, of a value that the first part passes on.
+    """
     kept = body.kept()
     num_results, num_operands = len(eqn.outvars), len(eqn.invars)
     whole = Whole(eqn)

@@ -135,6 +135,22 @@ def _scanned(p: Any, x: Any) -> Any:
     return jax.lax.scan(lambda x, q: (_dense(q, x), None), x, p)[0]
 
 
+def _map_rows(layer: Any) -> Any:
+    """The layer in a shard_map over the rows, if the mesh has an automatic axis for them."""
+
+    def run(p: Any, x: Any) -> Any:
+        mesh, rows = jax.sharding.get_abstract_mesh(), PartitionSpec("data")
+        if (
+            dict(zip(mesh.axis_names, mesh.axis_types, strict=True)).get("data")
+            != AxisType.Auto
+        ):
+            return layer(p, x)
+        mapped = jax.shard_map(layer, in_specs=(PartitionSpec(), rows), out_specs=rows)
+        return mapped(p, x)
+
+    return run
+
+
 @dataclasses.dataclass
 class Case:
     """The choices that follow from a seed; printed with a failure."""
@@ -192,6 +208,7 @@ _OPTIONS = (
     "scan over microbatches",  # in place of treduce
     # "stopped": the weights of some stages get no gradient
     # "rectified": layers with a ReLU, whose mask a stage keeps
+    # "mapped": layers in a shard_map over the rows of the batch
 )
 
 
@@ -271,10 +288,15 @@ def _make_loss(rng: random.Random, case: Case) -> Callable[..., Any]:
     starts = np.cumsum([0, *case.layers])
 
     def run_layer(kind: Any, p: Any, x: Any) -> Any:
+        map_first = case.seed % 2 == 0
+        if "mapped" in options and map_first:
+            kind = _map_rows(kind)
         if "jit" in options:
             kind = jax.jit(kind)
         if "remat" in options:
             kind = jax.checkpoint(kind)
+        if "mapped" in options and not map_first:
+            kind = _map_rows(kind)
         return kind(p, x)
 
     def run_stage(s: int, params: Any, x: Any) -> Any:
@@ -399,7 +421,7 @@ def make_case(seed: int) -> Case:
             # Drawn apart, so that seeds keep their models.
             *(
                 name
-                for name in ("stopped", "rectified")
+                for name in ("stopped", "rectified", "mapped")
                 if random.Random(f"{name} {seed}").random() < 0.25
             ),
         ],
