@@ -21,6 +21,7 @@ from jaxpp.errors import (
     without_partials,
 )
 from jaxpp.jax_internals.arrays import ShardingTypeError, broadcast_prefix
+from jaxpp.jax_internals.context import context_mesh
 from jaxpp.jax_internals.jaxprs import discharged, drop_unused
 from jaxpp.mesh import MpmdMesh, MpmdSharding, memory_of
 from jaxpp.plan.advice import warn_of_unparted
@@ -171,7 +172,9 @@ class TracedCall:
         ranks, names = self.mesh.mpmd_dim, (self.arg_names, self.out_names)
         ends = (*names, next_args, self.out_ranks, self.in_memories, self.out_memories)
         options["places"] = self.places
-        graph = build_graph(self.name, ranks, self.closed, self.donated, *ends, **options)
+        # Some equations are traced again.
+        with context_mesh(self.mesh.lowering_mesh()):
+            graph = build_graph(self.name, ranks, self.closed, self.donated, *ends, **options)
         if self.mesh.lowering_mesh().size > 1:
             graph.core.set_sharded()
         return graph

@@ -92,6 +92,7 @@ class _Walker(GraphBuilder):
         self.splitter = Splitter()
         # For each scan of the body, which of its results backward marks need.
         self.splits_for_marks: Iterator[list[bool]] = iter(())
+        self.first_of_maps: dict[Any, list[bool]] = {}  # by parameters: what marks need
 
     def collect_consts(self, jaxpr: ClosedJaxpr | Jaxpr) -> None:
         """Finds the constants of all inlined calls, because arguments precede ops."""
@@ -227,13 +228,30 @@ class _Walker(GraphBuilder):
         """Adds a scan or shard_map in a body. In a backward pass it is split: the results that
         the previous stage waits for, and the rest, which may run later."""
         backward = self.is_backward(eqn)
-        split = backward or self.recomputing
-        parts = self.splitter.in_two(eqn, for_marks) if split else None
+        flags = _core.FLAG_BACKWARD if backward else 0
+        cheap: list[PartOp] = []
+        parts: Sequence[PartOp] | None = None
+        if backward or self.recomputing:
+            parts = self.splitter.in_two(eqn, self._first_results(eqn, for_marks))
+        elif eqn.primitive.name == "shard_map":
+            outside = [not isinstance(o, int) or self._is_outside(o) for o in operands]
+            if found := self.splitter.by_origin(eqn, outside):
+                cheap, parts = found
         if parts is None:
             return self.add_call(eqn, operands)
         refuse_hidden_marks(eqn)
         check_equation(eqn)
-        return self.add_parts(eqn, operands, parts, _core.FLAG_BACKWARD if backward else 0)
+        return self.add_parts(eqn, operands, parts, flags, cheap)
+
+    def _first_results(self, eqn: JaxprEqn, for_marks: list[bool]) -> list[bool]:
+        """Which results of an equation are computed first. No stage waits for the first one,
+        whose shard_maps are split like equal ones of later stages, so that they share code."""
+        if eqn.primitive.name != "shard_map":
+            return for_marks
+        key = self.keys.of(eqn.params)
+        if any(for_marks):
+            self.first_of_maps[key] = for_marks
+        return self.first_of_maps.get(key, for_marks)
 
     def add_parts(
         self,
@@ -241,15 +259,18 @@ class _Walker(GraphBuilder):
         operands: list[Operand],
         parts: Sequence[PartOp],
         flags: int = 0,
+        cheap: Sequence[PartOp] = (),
     ) -> list[Operand]:
-        """Adds an equation as several ops."""
+        """Adds an equation as several ops. `cheap`: parts that each task computes itself."""
         handed: dict[int, Operand] = dict(enumerate(operands))
         results: dict[int, Operand] = {}
         num_operands, num_results = len(operands), len(eqn.outvars)
-        for op in parts:
+        of_each = [(op, flags | _core.FLAG_CHEAP) for op in cheap]
+        of_each += [(op, flags) for op in parts]
+        for op, of_part in of_each:
             taken = [handed[k] for k in op.part.operands]
             first = self._add(
-                eqn, eqn.primitive, op.params, taken, op.avals, flags, part=op.part
+                eqn, eqn.primitive, op.params, taken, op.avals, of_part, part=op.part
             )
             for k, result in enumerate(op.part.results):
                 if result >= num_results:

@@ -372,11 +372,17 @@ def _inlined_in_map(eqn: JaxprEqn) -> ClosedJaxpr | Jaxpr | None:
     return inlined_call(eqn) if is_plain_jit(eqn) else None
 
 
-def _unpacks(eqn: JaxprEqn) -> bool:
-    """Whether an equation only brings a value into another shape, or computes scalars, which
-    devices cannot pass to another part."""
-    scalars = all(v.aval.shape == () for v in eqn.outvars)
-    return scalars or eqn.primitive.name in ("squeeze", "reshape", "broadcast_in_dim", "pvary")
+# Equations that do not change the elements of a value.
+_RESHAPES = {"squeeze", "reshape", "broadcast_in_dim", "pvary"}
+
+
+def _reshapes(eqn: JaxprEqn) -> bool:
+    return eqn.primitive.name in _RESHAPES
+
+
+def _is_repeated(eqn: JaxprEqn) -> bool:
+    """Whether both parts of a shard_map compute an equation: devices cannot pass scalars on."""
+    return _reshapes(eqn) or all(v.aval.shape == () for v in eqn.outvars)
 
 
 def _is_product(eqn: JaxprEqn) -> bool:
@@ -389,7 +395,7 @@ def _split_map(eqn: JaxprEqn, first: Sequence[bool]) -> tuple[PartOp, PartOp] | 
     params = eqn.params
     closed = with_inlined(params["jaxpr"], _inlined_in_map, _is_barred)
     body = _Body(_divided(closed, first), 0, 0, first)
-    body.repeat(body.eqns_on(body.jaxpr.invars, _unpacks))
+    body.repeat(body.eqns_on(body.jaxpr.invars, _is_repeated))
     rest = (body.jaxpr.eqns[k] for k in body.rest_eqns)
     if not any(map(_is_product, rest)) or any(v.aval.shape == () for v in body.kept()):
         return None
@@ -448,6 +454,25 @@ def _as_eqns(eqn: JaxprEqn, parts: Sequence[PartOp]) -> list[JaxprEqn]:
     ]
 
 
+# --- What a shard_map passes on of its operands ----------------------------------------------
+
+
+def _passed_on(eqn: JaxprEqn, outside: Sequence[bool]) -> tuple[list[int], list[int]]:
+    """The results of a shard_map that are operands in another shape, and the others that are
+    computed from operands outside the loop."""
+    jaxpr = with_inlined(eqn.params["jaxpr"], _inlined_in_map, _is_barred).jaxpr
+    operands = dict(zip(map(id, jaxpr.invars), outside, strict=True))
+    reshaped: list[int] = []
+    invariant: list[int] = []
+    for k, v in enumerate(jaxpr.outvars):
+        numbers, variables = _needed(jaxpr.eqns, [v])
+        if all(_reshapes(jaxpr.eqns[n]) for n in numbers):
+            reshaped.append(k)
+        elif all(operands.get(number, True) for number in variables):
+            invariant.append(k)
+    return reshaped, invariant
+
+
 class Splitter:
     """Splits equations; equal ones of several stages share the same parts."""
 
@@ -458,6 +483,28 @@ class Splitter:
         """A part for each result of a scan or while loop outside the loops."""
         whole = Whole(eqn)
         return [whole.part_with([k]) for k in range(len(eqn.outvars))]
+
+    def by_origin(
+        self, eqn: JaxprEqn, outside: Sequence[bool]
+    ) -> tuple[list[PartOp], list[PartOp]] | None:
+        """A shard_map in parts: one for each result that is an operand in another shape; and
+        one for each that is computed from operands outside the loop, with one for all others.
+        None if there are only others.
+
+        The backward pass takes such results. Among them are all weights, which JAX first
+        declares different on each device, and then no longer recognises as operands.
+        """
+        if has_effects(eqn):
+            return None
+        reshaped, invariant = _passed_on(eqn, outside)
+        if not reshaped and not invariant:
+            return None
+        whole = Whole(eqn)
+        single = {*reshaped, *invariant}
+        others = [k for k in range(len(eqn.outvars)) if k not in single]
+        parts = [whole.part_with([k]) for k in invariant]
+        parts += [whole.part_with(others)] if others else []
+        return [whole.part_with([k]) for k in reshaped], parts
 
     def in_two(self, eqn: JaxprEqn, first: Sequence[bool]) -> tuple[PartOp, PartOp] | None:
         """A scan or shard_map in two parts, the `first` results and the rest, if possible."""

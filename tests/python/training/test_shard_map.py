@@ -3,6 +3,7 @@ that sum a weight's gradient over devices run once, after the loop."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +14,14 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import jaxpp.api as jaxpp
-from equality import SUMS, Problem, assert_trains_equal, loop_tasks, mesh_of
+from equality import (
+    SUMS,
+    Problem,
+    assert_trains_equal,
+    loop_tasks,
+    mesh_of,
+    pipelined_step,
+)
 
 WIDTH, LENGTH, ROWS, MICROBATCHES = 8, 4, 4, 4
 DATA, BOTH = {"data": 2}, {"data": 2, "model": 2}
@@ -339,10 +347,34 @@ def test_weight_gradients_of_a_map_can_wait(stage, tmp_path, monkeypatch):
     assert (products(tmp_path, "bwd_i_1"), products(tmp_path, "bwd_w_1")) == WAITING[stage]
 
 
+def peak_bytes(stage: Any) -> list[int]:
+    problem = problem_of(stage, 4)
+    step = jaxpp.mpmd_jit_with_loop(
+        pipelined_step(problem, jaxpp.Std1F1B(4)),
+        mesh_of(4, DATA),
+        in_specs=(P(), P(), P(None, "data")),
+    )
+    state = problem.optimizer.init(problem.params)
+    lowered = step.lower(problem.params, state, problem.batch)
+    return [rank.peak_bytes for rank in lowered.cost_summary().ranks]
+
+
+@pytest.mark.parametrize(
+    "stage",
+    [a_map_each, one_map, unchecked, checkpointed, derived_weights, in_bfloat16],
+    ids=lambda stage: stage.__name__,
+)
+def test_a_map_keeps_no_weights_for_its_backward(stage, monkeypatch):
+    monkeypatch.setattr(sys.modules[__name__], "WIDTH", 64)  # more weights than activations
+    found, without_maps = peak_bytes(stage), peak_bytes(twice)
+    assert all(f <= w for f, w in zip(found, without_maps, strict=True)), (found, without_maps)
+
+
 def test_a_map_is_one_map_where_nothing_waits(tmp_path, monkeypatch):
     monkeypatch.setenv("JPP_DUMP", str(tmp_path))
     train(one_map, BOTH, jaxpp.Std1F1B(2))
-    assert (tmp_path / "bwd_1.mlir").read_text().count("sdy.manual_computation") == 1
+    # One for the weights, which computes nothing.
+    assert (tmp_path / "bwd_1.mlir").read_text().count("sdy.manual_computation") == 2
     assert products(tmp_path, "bwd_1") == 8
 
 
