@@ -128,8 +128,8 @@ class GraphBuilder:
         code = self._code(computed, operands)
         if self.outside is not None and kind not in (_core.OP_MARK, _core.OP_MARK_BACKWARD):
             self.constants.note(self.num_ops, computed, operands)
-        # Tasks may share parts of shard_maps; those of loops depend on which others a task has.
-        known = 0 if branches or (part and primitive.name != "shard_map") else code
+        # Outside the loops, which parts of an equation a task has differs from rank to rank.
+        known = 0 if branches or (part and self.outside is None) else code
         first = self.core.add_op(
             kind, flags, attr, values + guards, types, cost, name, where, known, ranks
         )

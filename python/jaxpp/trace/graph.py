@@ -92,7 +92,7 @@ class _Walker(GraphBuilder):
         self.splitter = Splitter()
         # For each scan of the body, which of its results backward marks need.
         self.splits_for_marks: Iterator[list[bool]] = iter(())
-        self.first_of_maps: dict[Any, list[bool]] = {}  # by parameters: what marks need
+        self.first_results: dict[Any, list[bool]] = {}  # by parameters: what marks need
 
     def collect_consts(self, jaxpr: ClosedJaxpr | Jaxpr) -> None:
         """Finds the constants of all inlined calls, because arguments precede ops."""
@@ -244,14 +244,12 @@ class _Walker(GraphBuilder):
         return self.add_parts(eqn, operands, parts, flags, cheap)
 
     def _first_results(self, eqn: JaxprEqn, for_marks: list[bool]) -> list[bool]:
-        """Which results of an equation are computed first. No stage waits for the first one,
-        whose shard_maps are split like equal ones of later stages, so that they share code."""
-        if eqn.primitive.name != "shard_map":
-            return for_marks
-        key = self.keys.of(eqn.params)
+        """Which results of an equation are computed first. No stage waits for the first stage,
+        whose equations are split like equal ones of later stages, so that they share code."""
+        key = eqn.primitive, self.keys.of(eqn.params)
         if any(for_marks):
-            self.first_of_maps[key] = for_marks
-        return self.first_of_maps.get(key, for_marks)
+            self.first_results[key] = for_marks
+        return self.first_results.get(key, for_marks)
 
     def add_parts(
         self,
