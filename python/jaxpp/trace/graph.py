@@ -90,7 +90,7 @@ class _Walker(GraphBuilder):
         self.recomputing = False
         self.in_backward = False  # inside a call that autodiff generated
         self.splitter = Splitter()
-        # For each scan of the body, which of its results backward marks need.
+        # For each scan and shard_map of the body, which of its results backward marks need.
         self.splits_for_marks: Iterator[list[bool]] = iter(())
         self.first_results: dict[Any, list[bool]] = {}  # by parameters: what marks need
 
