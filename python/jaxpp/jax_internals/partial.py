@@ -332,10 +332,9 @@ class Partials(Sums):
 
     def _erase_originals(self) -> None:
         """Erases functions that nothing calls any more."""
-        while True:
-            inner = [op for f in self.functions.values() for op in operations(f)]
-            called = {callee(op) for op in inner if op.name == "func.call"}
-            unused = self._originals - called
+        while self._originals:
+            inner = (op for f in self.functions.values() for op in operations(f))
+            unused = self._originals - {callee(op) for op in inner if op.name == "func.call"}
             if not unused:
                 return
             self._originals -= unused

@@ -17,6 +17,7 @@ computed twice, and skipped branches stay skipped.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -233,6 +234,17 @@ def _inlined(closed: ClosedJaxpr) -> ClosedJaxpr:
     return jax.make_jaxpr(lambda *args: evaluate(closed, args, _inline))(*closed.in_avals)
 
 
+def _with_states(jaxpr: Jaxpr, carry: Sequence[Var], wanted: Sequence[bool]) -> list[bool]:
+    """The wanted results of a body, with every state that they depend on."""
+    while True:
+        _, variables = _needed(jaxpr.eqns, _keep(jaxpr.outvars, wanted))
+        states = (id(v) in variables for v in carry)
+        more = [w or s for w, s in itertools.zip_longest(wanted, states, fillvalue=False)]
+        if more == list(wanted):
+            return more
+        wanted = more
+
+
 class _Body:
     """The body of a scan or shard_map, split into the part for the first results and the part
     for the rest. A shard_map has no constants and no states."""
@@ -244,8 +256,7 @@ class _Body:
         self.num_carry = num_carry
         self.consts = self.jaxpr.invars[:num_consts]
         self.carry = self.jaxpr.invars[num_consts : num_consts + num_carry]
-        self.wanted = self._close(list(first))
-        self.first = list(self.wanted)
+        self.first = _with_states(self.jaxpr, self.carry, first)
         outvars = self.jaxpr.outvars
         self.first_eqns, _ = _needed(self.jaxpr.eqns, _keep(outvars, self.first))
         # The first part also returns results that it computes anyway.
@@ -259,18 +270,6 @@ class _Body:
     def repeat(self, numbers: set[int]) -> None:
         """Makes both parts compute these equations, instead of saving the results."""
         self.rest_eqns |= self.all_rest_eqns & numbers
-
-    def _close(self, wanted: list[bool]) -> list[bool]:
-        """Adds every state that the wanted results depend on."""
-        while True:
-            _, variables = _needed(self.jaxpr.eqns, _keep(self.jaxpr.outvars, wanted))
-            more = [
-                w or (k < self.num_carry and id(self.carry[k]) in variables)
-                for k, w in enumerate(wanted)
-            ]
-            if more == wanted:
-                return wanted
-            wanted = more
 
     def eqns_on(
         self, given: Iterable[Var], chosen: Callable[[JaxprEqn], bool] = lambda eqn: True
@@ -354,8 +353,9 @@ def _split_scan(eqn: JaxprEqn, first: Sequence[bool]) -> tuple[PartOp, PartOp] |
     params = eqn.params
     num_consts, num_carry = scan_sizes(params)
     closed = _inlined(params["jaxpr"])
-    wanted = _Body(closed, num_consts, num_carry, first).wanted
-    body = _Body(_divided(closed, wanted), num_consts, num_carry, first)
+    carry = closed.jaxpr.invars[num_consts : num_consts + num_carry]
+    divided = _divided(closed, _with_states(closed.jaxpr, carry, first))
+    body = _Body(divided, num_consts, num_carry, first)
     if not any(body.rest):
         return None
     body.repeat(body.eqns_on(body.consts))

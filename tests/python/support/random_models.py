@@ -140,13 +140,10 @@ def _map_rows(layer: Any) -> Any:
 
     def run(p: Any, x: Any) -> Any:
         mesh, rows = jax.sharding.get_abstract_mesh(), PartitionSpec("data")
-        if (
-            dict(zip(mesh.axis_names, mesh.axis_types, strict=True)).get("data")
-            != AxisType.Auto
-        ):
+        types = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
+        if types.get("data") != AxisType.Auto:
             return layer(p, x)
-        mapped = jax.shard_map(layer, in_specs=(PartitionSpec(), rows), out_specs=rows)
-        return mapped(p, x)
+        return jax.shard_map(layer, in_specs=(PartitionSpec(), rows), out_specs=rows)(p, x)
 
     return run
 

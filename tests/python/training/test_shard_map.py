@@ -378,11 +378,15 @@ def test_a_map_is_one_map_where_nothing_waits(tmp_path, monkeypatch):
     assert products(tmp_path, "bwd_1") == 8
 
 
-def test_nothing_but_products_waits_in_a_map():
+def test_nothing_but_products_waits_in_a_map(tmp_path, monkeypatch):
     """The rest of a map without products is a part of the input gradients."""
 
     def scaled(x: Any, ps: Any) -> Any:
         return twice(x, ps, mapped(lambda x, p: x * p["scale"]))
 
+    monkeypatch.setenv("JPP_DUMP", str(tmp_path))
     compiled = train(scaled, DATA, jaxpp.ZeroBubble(2))
     assert loop_tasks(compiled.cost_summary().collectives, "data", *SUMS) == []
+    assert "sdy.manual_computation" in (tmp_path / "bwd_i_1.mlir").read_text()
+    waiting = tmp_path / "bwd_w_1.mlir"
+    assert not waiting.exists() or "sdy.manual_computation" not in waiting.read_text()
