@@ -4,8 +4,8 @@ operations that are linear in them, and the reasons why other values are not suc
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
-from collections.abc import Sequence
+from collections import ChainMap, Counter
+from collections.abc import MutableMapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -34,6 +34,8 @@ from jaxpp.jax_internals.mlir import (
 __all__ = ["BRANCHES", "Blocked", "Calls", "Sums"]
 
 Calls = tuple[Any, ...]  # the calls and shard_maps that lead from main to a value
+_Term = tuple[Any, Calls]  # a value that such calls lead to
+_Use = tuple[Any, Calls, Any, int]  # a term, its user and the number of the operand
 
 # Operations of one operand that are linear in it, or that round it.
 _UNARY = frozenset(
@@ -54,6 +56,17 @@ class Blocked(Exception):
 
     reason: str
     location: Any
+
+
+# The axes over which a value is partial, None for zeros, or the reason of a `Blocked` and its
+# location: a stored exception would keep the frames that raised it alive.
+_Found = Axes | tuple[str, Any] | None
+
+
+def _axes_or_raise(found: _Found) -> Axes | None:
+    if isinstance(found, tuple):
+        raise Blocked(*found)
+    return found
 
 
 def _meet(a: Axes | None, b: Axes | None) -> Axes | None:
@@ -99,13 +112,12 @@ class Sums:
         self.sizes = sizes
         self.arguments = arguments
         self.of_ops = of_ops
-        # Assumptions about loops that are being analysed.
-        self._assumed: dict[Any, Axes | None] = {}
-        # Values that are no partial sums under these assumptions, with the reason if there is
-        # one: many terms have the same operands.
-        self._known_whole: dict[Any, tuple[str, Any] | None] = {}
-        # (value, calls, user, operand) of the sum that is being analysed.
-        self._uses: list[Any] = []
+        # What is known of each term, and the uses of others that it consists of: many sums have
+        # the same terms.
+        self._known: MutableMapping[_Term, tuple[_Found, list[_Use]]] = {}
+        # What is assumed of the results of loops that are being analysed.
+        self._assumed: dict[_Term, _Found] = {}
+        self._uses: list[_Use] = []  # those that the value being analysed consists of
         # Values that are not kept partial: the reason and the location of the cause.
         self._whole: dict[Any, tuple[str, Any]] = {}
         self._kept: dict[Any, Any] = {}  # values that have a constraint already
@@ -300,31 +312,36 @@ class Sums:
         end = returned(self.main.regions[0])
         adders = Counter(end.operands[k] for k in results)
         found: dict[int, Axes | Blocked | None] = {}
-        uses: dict[int, set[Any]] = {}  # the values that make each of them
+        uses: dict[int, set[Any]] = {}  # what each of them consists of
         left = list(dict.fromkeys(results))
         while left:
+            self._known = {}
             for k in left:
                 found[k] = self._axes_or_reason(end.operands[k])
-                uses[k] = {(end.operands[k], ()), *self._uses}
+                uses[k] = {(end.operands[k], ()), *self._all_uses(end.operands[k])}
             shared = self._used_elsewhere(end, found, uses, adders)
             self._whole.update(shared)
             left = [k for k in found if any(use[0] in shared for use in uses[k])]
         return found
 
     def _axes_or_reason(self, value: Any) -> Axes | Blocked | None:
-        self._uses = []
         try:
-            if value in self._whole:
-                raise Blocked(*self._whole[value])
-            if is_argument(value):
-                raise Blocked("it comes from outside the loop", self.main.location)
-            axes = self._axes_of_result(value, ())
-            if axes == frozenset():
-                raise Blocked("it sums no sharded value", value.owner.location)
-            return axes
+            axes = self._axes_of_term(value, ())
         except Blocked as blocked:
-            self._uses = []
             return blocked.with_traceback(None)  # which keeps frames alive
+        if axes == frozenset():
+            return Blocked("it sums no sharded value", value.owner.location)
+        return axes
+
+    def _all_uses(self, value: Any) -> set[_Use]:
+        """The uses that an analysed value of main consists of, directly or not."""
+        left, found = list(self._known[value, ()][1]), set[_Use]()
+        while left:
+            use = left.pop()
+            if use not in found:
+                found.add(use)
+                left += self._known[use[:2]][1]
+        return found
 
     @staticmethod
     def _used_elsewhere(
@@ -337,13 +354,16 @@ class Sums:
         they must be whole."""
         shared: dict[Any, tuple[str, Any]] = {}
         live = {k: axes for k, axes in found.items() if axes and not isinstance(axes, Blocked)}
+        of_axes: dict[Axes, set[Any]] = {}
         for k, axes in live.items():
-            known = set().union(*(uses[j] for j in live if live[j] == axes))
+            of_axes.setdefault(axes, set()).update(uses[k])
+        for k, axes in live.items():
             for value, calls in {use[:2] for use in uses[k]}:
                 others = [
                     use.owner.operation
                     for use in value.uses
-                    if (value, calls, use.owner.operation, use.operand_number) not in known
+                    if (value, calls, use.owner.operation, use.operand_number)
+                    not in of_axes[axes]
                 ]
                 if value in adders:
                     others = [user for user in others if user != end][adders[value] :]
@@ -360,25 +380,24 @@ class Sums:
             return self._partial[self._kept[value]]
         if is_zero(value):
             return None
-        if value in self._whole:
-            raise Blocked(*self._whole[value])
-        if (value, calls) in self._known_whole:
-            known = self._known_whole[value, calls]
-            if known is None:
-                return frozenset()
-            raise Blocked(*known)
         self._uses.append((value, calls, user, k))
-        try:
-            if is_argument(value):
-                found = self._axes_of_argument(value, calls)
-            else:
-                found = self._axes_of_result(value, calls)
-        except Blocked as blocked:
-            self._known_whole[value, calls] = blocked.reason, blocked.location
-            raise
-        if found == frozenset():
-            self._known_whole[value, calls] = None
-        return found
+        return self._axes_of_term(value, calls)
+
+    def _axes_of_term(self, value: Any, calls: Calls) -> Axes | None:
+        if (value, calls) not in self._known:
+            outer, self._uses = self._uses, []
+            try:
+                if value in self._whole:
+                    raise Blocked(*self._whole[value])
+                if is_argument(value):
+                    found: _Found = self._axes_of_argument(value, calls)
+                else:
+                    found = self._axes_of_result(value, calls)
+            except Blocked as blocked:
+                found, self._uses = (blocked.reason, blocked.location), []
+            self._known[value, calls] = found, self._uses
+            self._uses = outer
+        return _axes_or_raise(self._known[value, calls][0])
 
     def _axes_of_result(self, value: Any, calls: Calls) -> Axes | None:
         op, k = operation_of(value), value.result_number
@@ -449,32 +468,56 @@ class Sums:
     def _axes_of_argument(self, value: Any, calls: Calls) -> Axes | None:
         owner, k = value.owner.owner.operation, value.arg_number
         if owner.name == "stablehlo.while":
-            key = owner.results[k], calls
-            if key in self._assumed:
-                return self._assumed[key]
-            if list(owner.results[k].uses):
-                raise Blocked("the step also uses it in the loop", owner.location)
-            return self._axes_of_carry(owner, k, calls)
+            self._uses.append((owner.results[k], calls, owner, k))
+            return self._axes_of_term(owner.results[k], calls)
         if owner.name == "func.func" and calls:
             return self._axes(calls[-1], k, calls[:-1])
         raise Blocked("it comes from outside the loop", owner.location)
 
     def _axes_of_carry(self, op: Any, k: int, calls: Calls) -> Axes | None:
         """The largest set of axes that a loop keeps from its start to its end."""
-        key, end = (op.results[k], calls), returned(op.regions[1])
+        term = op.results[k], calls
+        if term not in self._assumed:
+            first = not self._assumed
+            self._assumed[term] = None
+            if first:
+                return self._axes_of_carries(term)
+        return _axes_or_raise(self._assumed[term])
+
+    def _axes_of_carries(self, term: _Term) -> Axes | None:
+        """As _axes_of_carry, for this result of a loop. Results that depend on each other are
+        analysed together: first all are assumed to be partial over all axes, then only over
+        those that are found, until nothing changes."""
+        known, outer = self._known, self._uses
+        before: dict[_Term, _Found] = {}
+        while before != self._assumed:
+            before = dict(self._assumed)
+            assuming: dict[_Term, tuple[_Found, list[_Use]]] = {}
+            self._known = ChainMap(assuming, known)
+            carries: dict[_Term, tuple[_Found, list[_Use]]] = {}
+            while left := [other for other in self._assumed if other not in carries]:
+                self._uses = []
+                try:
+                    found: _Found = self._kept_by_loop(*left[0])
+                except Blocked as blocked:
+                    found = blocked.reason, blocked.location
+                self._assumed[left[0]] = found
+                carries[left[0]] = found, self._uses
+        known.update(assuming | carries)
+        self._known, self._assumed = known, {}
+        found, uses = known[term]
+        self._uses = outer + uses
+        return _axes_or_raise(found)
+
+    def _kept_by_loop(self, result: Any, calls: Calls) -> Axes | None:
+        """The axes over which a loop's result is partial under the assumptions."""
+        assumed = _axes_or_raise(self._assumed[result, calls])
+        op, k = operation_of(result), result.result_number
+        end = returned(op.regions[1])
         if list(op.regions[0].blocks[0].arguments[k].uses):
             raise Blocked("the step also uses it in the loop", op.location)
-        axes = self._axes(op, k, calls)
-        while True:
-            self._assumed[key] = axes
-            outer, self._known_whole = self._known_whole, {}
-            try:
-                found = _meet(axes, self._axes(end, k, calls))
-            finally:
-                del self._assumed[key]
-                self._known_whole = outer
-            if found == axes:
-                return axes
-            if axes is not None and manual_axes(calls):
-                raise Blocked("a shard_map adds it to another value", op.location)
-            axes = found
+        terms = self._axes(op, k, calls), self._axes(end, k, calls)
+        axes = _meet(assumed, _meet(*terms))
+        if manual_axes(calls) and any(term not in (None, axes) for term in terms):
+            raise Blocked("a shard_map adds it to another value", op.location)
+        return axes

@@ -128,6 +128,17 @@ def _gated(p: Any, x: Any) -> Any:
     return jax.lax.cond(keep, lambda x: jnp.sin(x @ p["w"]), lambda x: x + p["b"], x)
 
 
+def _recurrent(p: Any, x: Any) -> Any:
+    """Steps of a cell with two states that depend on each other."""
+
+    def cell(states: Any, _: Any) -> Any:
+        memory, state = states
+        memory = 0.5 * memory + jnp.tanh(state @ p["w"]) * jax.nn.sigmoid(state + p["b"])
+        return (memory, jnp.sin(memory) + 0.5 * state), None
+
+    return jax.lax.scan(cell, (x, x), length=3)[0][1]
+
+
 _LAYERS = (_dense, _residual, _normalized, _gated)
 
 
@@ -206,6 +217,7 @@ _OPTIONS = (
     # "stopped": the weights of some stages get no gradient
     # "rectified": layers with a ReLU, whose mask a stage keeps
     # "mapped": layers in a shard_map over the rows of the batch
+    # "recurrent": layers that scan over the steps of a cell
 )
 
 
@@ -277,8 +289,12 @@ def _next_memory(memory: Any, value: Any) -> Any:
 def _make_loss(rng: random.Random, case: Case) -> Callable[..., Any]:
     options = case.options
     kinds = [[rng.choice(_LAYERS) for _ in range(n)] for n in case.layers]
-    if "rectified" in options:
-        kinds = [[_rectified if k is _dense else k for k in of_stage] for of_stage in kinds]
+    for option, old, new in (
+        ("rectified", _dense, _rectified),
+        ("recurrent", _residual, _recurrent),
+    ):
+        if option in options:
+            kinds = [[new if k is old else k for k in of_stage] for of_stage in kinds]
     tie = (rng.randrange(case.stages), rng.randrange(case.stages))
     skip = sorted(rng.randrange(case.stages) for _ in range(2))
     constant = np.linspace(0.5, 1.5, _WIDTH, dtype=np.float32)
@@ -418,7 +434,7 @@ def make_case(seed: int) -> Case:
             # Drawn apart, so that seeds keep their models.
             *(
                 name
-                for name in ("stopped", "rectified", "mapped")
+                for name in ("stopped", "rectified", "mapped", "recurrent")
                 if random.Random(f"{name} {seed}").random() < 0.25
             ),
         ],

@@ -93,6 +93,24 @@ def with_adapters(x: Any, stage: Any) -> Any:
     return x + jnp.tanh(x @ (w + row(stage, 1)["up"] @ row(stage, 1)["down"]))
 
 
+def recurrent(x: Any, stage: Any) -> Any:
+    """Two layers of cells, whose four states all depend on each other."""
+
+    def cell(states: Any, word: Any) -> Any:
+        after, below = [], word
+        for (memory, _), (_, state), k in zip(states, states[::-1], range(2), strict=True):
+            p = row(stage, k)
+            new, gate = jnp.split((below + state) @ p["up"] + p["b"], 2, axis=-1)
+            memory = jax.nn.sigmoid(gate) * memory + jnp.tanh(new)
+            below = jnp.concatenate([memory, jnp.tanh(memory)], -1) @ p["down"]
+            after.append((memory, below))
+        return after, below
+
+    none = jnp.zeros_like(x[:, 0])
+    _, words = jax.lax.scan(cell, [(none, none)] * 2, jnp.swapaxes(x, 0, 1))
+    return x + jnp.swapaxes(words, 0, 1)
+
+
 def chosen_by_the_data(x: Any, stage: Any) -> Any:
     first, second = row(stage, 0), row(stage, 1)
     x = jax.lax.cond(x.mean() > 0, lambda h: layer(h, first), lambda h: layer(2 * h, first), x)
@@ -107,6 +125,7 @@ MAKERS = (
     called,
     of_experts,
     with_adapters,
+    recurrent,
     chosen_by_the_data,
 )
 
@@ -167,7 +186,7 @@ def test_nothing_is_reduced_in_the_loop(maker, axes):
         # All devices need the mean, on which the cond branches.
         ["fwd_0", "fwd_1", "fwd_2", "fwd_3"][:ranks] if maker is chosen_by_the_data else []
     )
-    if maker is not of_experts:  # whose router takes columns of sharded weights
+    if maker not in (of_experts, recurrent):  # which take some columns of sharded weights
         assert loop_tasks(found, "model", "all-gather") == []
     after = [c for c in found if c.task.startswith("after_loop") and "data" in c.axes]
     assert sum(c.times for c in after) <= 2 * ranks, after  # a task reduces all weights at once
