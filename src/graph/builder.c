@@ -23,7 +23,8 @@ struct jpp_graph_builder {
 
 enum {
   kMostDims = 32,
-  kAllFlags = JPP_OP_CHEAP | JPP_OP_BACKWARD | JPP_OP_EFFECT | JPP_OP_COPY | JPP_OP_ZEROS,
+  kAllFlags = JPP_OP_CHEAP | JPP_OP_BACKWARD | JPP_OP_EFFECT | JPP_OP_COPY |
+              JPP_OP_ZEROS | JPP_OP_BODY,
 };
 
 // Limits of the text form on values, ops and numbers.

@@ -20,7 +20,8 @@
 
 // The smallest pattern that is worth a call: of this cost, in floating-point operations,
 // which takes a CPU core as long as about twenty calls, and with this many ops to
-// compile; or with many ops, which take longer than a call whatever their cost.
+// compile, or one with a body; or with many ops, which take longer than a call whatever
+// their cost.
 static const float kLeastCost = 1e7F;
 enum { kFewestOps = 8, kManyOps = 48 };
 
@@ -228,8 +229,16 @@ static jpp_status_t* share_with(sharer_t* s, uint32_t pattern_id, uint32_t id) {
   return status;
 }
 
+static bool has_body(const sharer_t* s, const jpp_task_t* task) {
+  for (uint32_t i = 0; i < task->num_ops; ++i) {
+    if (jpp__task_op(s->p, task, i)->flags & JPP_OP_BODY) return true;
+  }
+  return false;
+}
+
 static bool is_worth_sharing(const sharer_t* s, const jpp_task_t* pattern) {
-  bool costs = pattern->cost >= kLeastCost && pattern->num_ops >= kFewestOps;
+  bool takes_time = pattern->num_ops >= kFewestOps || has_body(s, pattern);
+  bool costs = pattern->cost >= kLeastCost && takes_time;
   return (costs || pattern->num_ops >= kManyOps) &&
          jpp__match_knows(&s->matcher, pattern);
 }

@@ -10,7 +10,7 @@ import numpy as np
 from jax.extend.core import JaxprEqn, Literal
 
 from jaxpp import _core
-from jaxpp.jax_internals.jaxprs import settings_key
+from jaxpp.jax_internals.jaxprs import jaxprs_in, settings_key
 from jaxpp.jax_internals.lines import user_line
 from jaxpp.mesh import memory_of
 from jaxpp.placements import physical_type
@@ -112,6 +112,8 @@ class GraphBuilder:
         cost = flops(eqn, params) if eqn and opaque else 0.0
         name = params["name"] if kind == _core.OP_TASK else primitive.name
         where = user_line(eqn) if eqn else None
+        if opaque and jaxprs_in(params):
+            flags |= _core.FLAG_BODY
         if kind == _core.OP_CALL and len(avals) == 1 and not guards and part is None:
             row = first_row(name, params, operands, self.avals, avals[0])
             if row is not None:

@@ -125,7 +125,7 @@ static void test_names_places_and_costs_survive(void** state) {
       "graph \"a\\\"b\\n\" ranks 3 # a comment\n"
       "arg %x f32[2,3] \"x['\\x01']\" donated\n"
       "%y:bf16[], %z:s32[0] = name.with-dots(%x, %x) cost 1.5 cheap backward zeros "
-      "at \"f.py:3\"\n"
+      "body at \"f.py:3\"\n"
       "= effect(%y)\n"
       "out %z");
   assert_string_equal(
@@ -133,7 +133,7 @@ static void test_names_places_and_costs_survive(void** state) {
       "graph \"a\\\"b\\n\" ranks 3\n"
       "arg %0 f32[2,3] \"x['\\x01']\" donated\n"
       "%1:bf16[], %2:s32[0] = name.with-dots(%0, %0) cheap backward zeros "
-      "cost 1.5 at \"f.py:3\"\n"
+      "body cost 1.5 at \"f.py:3\"\n"
       "= effect(%1)\n"
       "out %2\n");
   jpp_text_free(printed);

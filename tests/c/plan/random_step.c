@@ -103,6 +103,7 @@ static uint32_t add_call(maker_t* m, uint8_t flags, const pool_t* near,
   if (m->index != JPP_NONE && pick(8) == 0) inputs[0] = m->index;
   if (pick(4) == 0) flags |= JPP_OP_CHEAP;
   if (m->names % 10 == 3) flags |= JPP_OP_ZEROS;
+  if (m->names % 10 == 7) flags |= JPP_OP_BODY;
   return add_op(m, JPP_OP_CALL, 0, flags, (inputs_t){count, inputs}, pick(3) == 0);
 }
 

@@ -48,6 +48,11 @@ def other_block(p: Any, x: jax.Array) -> jax.Array:
     return block(p, x, jnp.tanh)
 
 
+def bounded_block(p: Any, x: jax.Array) -> jax.Array:
+    """A block that is a single cond."""
+    return jax.lax.cond(x[0, 0, 0] < 9, block, lambda p, x: x, p, x)
+
+
 def decoder(
     numbered: bool = False, first: int = 0, remat: bool = True, even: Any = block
 ) -> Problem:
@@ -162,6 +167,8 @@ def module_of_each(problem: Problem) -> dict[str, int]:
         (partial(decoder, even=other_block), ["fwd_1", "fwd_3"]),
         (partial(decoder, even=other_block), ["bwd_0", "bwd_2"]),
         (partial(decoder, even=other_block), ["bwd_1", "bwd_3_part2"]),
+        (partial(decoder, remat=False, even=bounded_block), ["fwd_0_part2", "fwd_2"]),
+        (partial(decoder, remat=False, even=bounded_block), ["bwd_0", "bwd_2"]),
         (decoder, ["before_loop_0_0_part2", "before_loop_0_1", "before_loop_0_2"]),
         (residual, ["fwd_0_part2", "fwd_1", "fwd_2", "fwd_3"]),
         (residual, ["before_loop_0_0", "before_loop_0_1", "before_loop_0_3_part2"]),
