@@ -9,8 +9,8 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax._src import ad_util, effects
 from jax._src import core as jax_core
-from jax._src import effects
 from jax._src import shard_map as shard_maps
 from jax._src.interpreters import partial_eval as pe
 from jax._src.sharding_impls import UNSPECIFIED
@@ -29,6 +29,7 @@ except ImportError:
 
 __all__ = [
     "bind",
+    "can_be_undefined",
     "changed_jaxpr",
     "changed_scan",
     "continued",
@@ -44,6 +45,7 @@ __all__ = [
     "is_recomputed",
     "is_ref",
     "is_transposed",
+    "is_undefined",
     "is_unspecified",
     "jaxprs_in",
     "names_of",
@@ -56,6 +58,7 @@ __all__ = [
     "settings_key",
     "settings_of",
     "stacked_aval",
+    "undefined",
     "with_inlined",
     "without_constants",
 ]
@@ -124,6 +127,26 @@ def names_of(closed: ClosedJaxpr) -> tuple[list[str], list[str]]:
 def new_var(aval: Any) -> Any:
     """A new variable of a jaxpr."""
     return jax_core.Var(aval)
+
+
+# JAX 0.10.2, 0.11.2: ShapedArray.mat.
+def can_be_undefined(aval: Any) -> bool:
+    """Whether `undefined` can make values of this type: not of keys, nor in a shard_map."""
+    is_key = jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended)
+    return not is_key and not aval.mat.varying
+
+
+# JAX 0.10.2, 0.11.2: ad_util.empty_like_aval.
+def undefined(aval: Any) -> tuple[list[JaxprEqn], Any]:
+    """Equations that make a value of this type that nothing uses, and their result."""
+    jaxpr = jax.make_jaxpr(lambda: ad_util.empty_like_aval(aval))().jaxpr
+    return jaxpr.eqns, jaxpr.outvars[0]
+
+
+# JAX 0.10.2, 0.11.2: lax.empty2_p.
+def is_undefined(eqn: JaxprEqn) -> bool:
+    """Whether the equation makes such a value, or the scalar that is broadcast to one."""
+    return eqn.primitive.name == "empty2"
 
 
 # JAX 0.10.2: state.types.AbstractRef.
@@ -200,13 +223,13 @@ def changed_scan(
 
 # JAX 0.10.2, 0.11.2: JaxprEqn.replace; core.Var; new_jaxpr_eqn; ShapedArray.mat.
 def with_inlined(
-    jaxpr: Jaxpr,
+    closed: ClosedJaxpr,
     called: Callable[[JaxprEqn], ClosedJaxpr | Jaxpr | None],
     is_barred: Callable[[JaxprEqn], bool],
 ) -> ClosedJaxpr:
-    """The jaxpr, which has no constants, with the equations of each jaxpr that one of its
-    equations calls in place of the call, and behind a barrier if the call is barred. Nothing is
-    traced: inside a shard_map, that needs its mesh."""
+    """The jaxpr with the equations of each jaxpr that one of its equations calls in place of
+    the call, and behind a barrier if the call is barred. Nothing is traced: inside a shard_map,
+    that needs its mesh."""
     eqns: list[JaxprEqn] = []
 
     def barrier(operands: list[Any]) -> list[Any]:
@@ -242,8 +265,8 @@ def with_inlined(
             atoms.update(zip(eqn.outvars, results, strict=True))
         return [read(v) for v in inner.outvars]
 
-    outvars = add(jaxpr, {}, False)
-    return changed_jaxpr(ClosedJaxpr(jaxpr, ()), eqns=eqns, outvars=outvars)
+    outvars = add(closed.jaxpr, {}, False)
+    return changed_jaxpr(closed, eqns=eqns, outvars=outvars)
 
 
 # JAX 0.10.2, 0.11.2: a shard_map's parameters; ShapedArray.nospec; shard_map.unshard_aval.

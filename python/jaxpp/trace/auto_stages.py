@@ -30,8 +30,8 @@ from jaxpp import _core
 from jaxpp.errors import JaxppError, definition_line, make_error, shorten
 from jaxpp.jax_internals.jaxprs import bind, drop_unused, scan_sizes, settings_of
 from jaxpp.jax_internals.lines import at_line_of
+from jaxpp.trace.bodies import inlined_call, is_plain_jit
 from jaxpp.trace.marks import holds_marks, mark_stage_end
-from jaxpp.trace.splitting import inlined_call, is_plain_jit
 from jaxpp.trace.work import bytes_of, work
 
 __all__ = ["Cut", "auto_stages", "cutting"]

@@ -21,10 +21,11 @@ from jax.sharding import PartitionSpec
 
 from jaxpp import _core
 from jaxpp.errors import make_error
-from jaxpp.jax_internals.jaxprs import is_transposed, jaxprs_in
+from jaxpp.jax_internals.jaxprs import drop_unused_outputs, is_transposed, jaxprs_in
 from jaxpp.jax_internals.lines import user_line
 from jaxpp.operations import Add, kind_of
 from jaxpp.placements import physical_type
+from jaxpp.trace.bodies import is_recomputation, returned_operands
 from jaxpp.trace.builder import GraphBuilder
 from jaxpp.trace.cheap import Patterns, is_cheap
 from jaxpp.trace.cross import place_p
@@ -57,7 +58,6 @@ from jaxpp.trace.splitting import (
     Conditional,
     PartOp,
     Splitter,
-    is_recomputation,
 )
 from jaxpp.trace.work import bytes_of
 from jaxpp.trace.written import Place, task_p, transfer_p
@@ -137,7 +137,7 @@ class _Walker(GraphBuilder):
             return self.add_mark(eqn, operands)
         if eqn.primitive.name == "stop_gradient":
             return operands  # an op would copy a frozen weight once a step
-        called = inlined(eqn)
+        called, sharded = inlined(eqn), operands
         if called is None and self.outside is not None and self.gathers:
             outs = self.add_cast_weight(eqn, operands, self.gathers)
             if outs is not None:
@@ -153,7 +153,8 @@ class _Walker(GraphBuilder):
         if moving is not None:
             return self.walk(moving, operands)
         if eqn.primitive.name in IN_TWO_PARTS and self.outside is not None:
-            return self.add_in_two_parts(eqn, operands, next(self.splits_for_marks))
+            for_marks = next(self.splits_for_marks)
+            return self.add_in_two_parts(eqn, operands, sharded, for_marks)
         if self.outside is None and not loop_or_mark_in(eqn):
             # A platform may be unable to compile the branches of other platforms.
             if eqn.primitive.name == "cond" and eqn.params.get("branches_platforms") is None:
@@ -223,10 +224,15 @@ class _Walker(GraphBuilder):
         return chosen
 
     def add_in_two_parts(
-        self, eqn: JaxprEqn, operands: list[Operand], for_marks: list[bool]
+        self,
+        eqn: JaxprEqn,
+        operands: list[Operand],
+        sharded: list[Operand],
+        for_marks: list[bool],
     ) -> list[Operand]:
-        """Adds a scan or shard_map in a body. In a backward pass it is split: the results that
-        the previous stage waits for, and the rest, which may run later."""
+        """Adds an equation of IN_TWO_PARTS in a body. In a backward pass it is split: the
+        results that the previous stage waits for, and the rest, which may run later.
+        `sharded`: the operands before weights were gathered."""
         backward = self.is_backward(eqn)
         flags = _core.FLAG_BACKWARD if backward else 0
         cheap: list[PartOp] = []
@@ -235,13 +241,30 @@ class _Walker(GraphBuilder):
             parts = self.splitter.in_two(eqn, self._first_results(eqn, for_marks))
         elif eqn.primitive.name == "shard_map":
             outside = [not isinstance(o, int) or self._is_outside(o) for o in operands]
-            if found := self.splitter.by_origin(eqn, outside):
-                cheap, parts = found
+            if by_origin := self.splitter.by_origin(eqn, outside):
+                cheap, parts = by_origin
+        elif found := returned_operands(eqn):
+            returned = {k: sharded[n] for k, n in found.items()}
+            return self.add_without(eqn, operands, returned)
         if parts is None:
             return self.add_call(eqn, operands)
         refuse_hidden_marks(eqn)
         check_equation(eqn)
         return self.add_parts(eqn, operands, parts, flags, cheap)
+
+    def add_without(
+        self, eqn: JaxprEqn, operands: list[Operand], returned: Mapping[int, Operand]
+    ) -> list[Operand]:
+        """Adds an equation without those of its results, by number, that are known."""
+        used = [k not in returned for k in range(len(eqn.outvars))]
+        taken, rest = drop_unused_outputs(eqn, used)
+        made: dict[int, Operand] = {}
+        if rest is not None:
+            outs = self.add_call(rest, [o for o, t in zip(operands, taken, strict=True) if t])
+            made = dict(zip(map(id, rest.outvars), outs, strict=True))
+        return [
+            returned[k] if k in returned else made[id(v)] for k, v in enumerate(eqn.outvars)
+        ]
 
     def _first_results(self, eqn: JaxprEqn, for_marks: list[bool]) -> list[bool]:
         """Which results of an equation are computed first. No stage waits for the first stage,

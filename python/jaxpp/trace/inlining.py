@@ -1,5 +1,5 @@
 """Which equations the walk of a step inlines, and what it must know about the others: loops
-and marks inside them, and scans and shard_maps whose results marks need."""
+and marks inside them, and which results of those in two parts marks need."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Var
 from jaxpp.errors import make_error
 from jaxpp.jax_internals.jaxprs import jaxprs_in
 from jaxpp.jax_internals.lines import user_line
+from jaxpp.trace.bodies import inlined_call, is_plain_jit
 from jaxpp.trace.loop import loop_p
 from jaxpp.trace.marks import mark_backward_p, mark_p, mark_tangent_p
 from jaxpp.trace.nested import refuse_traced, step_p
-from jaxpp.trace.splitting import IN_TWO_PARTS, inlined_call, is_plain_jit
+from jaxpp.trace.splitting import IN_TWO_PARTS
 
 __all__ = [
     "MARKS",
@@ -63,7 +64,7 @@ def inlined(eqn: JaxprEqn) -> ClosedJaxpr | Jaxpr | None:
 def splits_for_marks(jaxpr: Jaxpr, used: Sequence[bool], found: list[Any]) -> list[bool]:
     """The arguments of a body on which its used results and its backward marks depend.
 
-    Appends to `found` the used results of each scan and shard_map, the last one first.
+    Appends to `found` the used results of each equation of IN_TWO_PARTS, the last one first.
     """
     needed = {v for v, u in zip(jaxpr.outvars, used, strict=True) if u and isinstance(v, Var)}
     for eqn in reversed(jaxpr.eqns):

@@ -8,7 +8,7 @@ becomes one op per result (`Part`).
 In a loop's body, the transpose of a scan over layers computes input gradients and weight
 gradients together. It is split into two scans: the first computes the results that the previous
 stage waits for and saves the intermediate values for the second, which computes the rest. The
-transpose of a `shard_map` is split in the same way.
+transposes of a `shard_map` and of a `cond` are split in the same way.
 
 Parts in the same task are rejoined when that task is lowered (`plan/evaluation.py`): nothing is
 computed twice, and skipped branches stay skipped.
@@ -22,23 +22,22 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Var
 
 from jaxpp.jax_internals.jaxprs import (
+    can_be_undefined,
     changed_jaxpr,
     changed_scan,
     drop_unused_outputs,
-    evaluate,
     has_effects,
-    is_unspecified,
     jaxprs_in,
     new_var,
     passed_by_map,
     scan_sizes,
     stacked_aval,
-    with_inlined,
+    undefined,
 )
+from jaxpp.trace.bodies import bodies_of, inlined_calls
 from jaxpp.trace.work import flops
 
 __all__ = [
@@ -49,38 +48,10 @@ __all__ = [
     "PartOp",
     "Splitter",
     "Whole",
-    "inlined_call",
-    "is_plain_jit",
-    "is_recomputation",
 ]
 
 # Equations that a body may have in two parts: what marks need, and the rest.
-IN_TWO_PARTS = {"scan", "shard_map"}
-
-_INLINED = {"jit", "pjit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call"}
-_REMAT = {"remat", "remat2", "checkpoint"}
-
-
-def inlined_call(eqn: JaxprEqn) -> ClosedJaxpr | Jaxpr | None:
-    """The jaxpr that an equation calls, if the equation does nothing else."""
-    if eqn.primitive.name in _REMAT:
-        return eqn.params["jaxpr"]
-    if eqn.primitive.name not in _INLINED:
-        return None
-    return next((eqn.params[k] for k in ("jaxpr", "call_jaxpr") if k in eqn.params), None)
-
-
-def is_plain_jit(eqn: JaxprEqn) -> bool:
-    """Whether a jit specifies neither shardings nor compiler options."""
-    shardings = (*eqn.params.get("in_shardings", ()), *eqn.params.get("out_shardings", ()))
-    plain = all(map(is_unspecified, shardings))
-    return plain and not eqn.params.get("compiler_options_kvs")
-
-
-def is_recomputation(eqn: JaxprEqn) -> bool:
-    """Whether an equation is a rematerialised backward."""
-    return eqn.primitive.name in _REMAT and bool(eqn.params.get("differentiated"))
-
+IN_TWO_PARTS = {"scan", "shard_map", "cond"}
 
 # --- Conditions -------------------------------------------------------------------------
 
@@ -211,27 +182,7 @@ def _live(eqns: Sequence[JaxprEqn], results: Sequence[Any]) -> list[JaxprEqn]:
     return [eqns[k] for k in sorted(numbers)]
 
 
-# --- Input gradients and weight gradients of a scan or shard_map ------------------------
-
-
-def _is_barred(eqn: JaxprEqn) -> bool:
-    return is_recomputation(eqn) and bool(eqn.params.get("prevent_cse", True))
-
-
-def _inline(eqn: JaxprEqn, operands: list[Any]) -> list[Any] | None:
-    called = inlined_call(eqn)
-    if called is None:
-        return None
-    if _is_barred(eqn):
-        operands = list(jax.lax.optimization_barrier(tuple(operands)))
-    return evaluate(called, operands, _inline)
-
-
-def _inlined(closed: ClosedJaxpr) -> ClosedJaxpr:
-    """The same with calls inlined; recomputations stay behind a barrier."""
-    if not any(inlined_call(eqn) for eqn in closed.jaxpr.eqns):
-        return closed
-    return jax.make_jaxpr(lambda *args: evaluate(closed, args, _inline))(*closed.in_avals)
+# --- Input gradients and weight gradients of a scan, shard_map or cond ------------------
 
 
 def _with_states(jaxpr: Jaxpr, carry: Sequence[Var], wanted: Sequence[bool]) -> list[bool]:
@@ -246,8 +197,8 @@ def _with_states(jaxpr: Jaxpr, carry: Sequence[Var], wanted: Sequence[bool]) -> 
 
 
 class _Body:
-    """The body of a scan or shard_map, split into the part for the first results and the part
-    for the rest. A shard_map has no constants and no states."""
+    """The body of a scan, shard_map or branch, split into the part for the first results and
+    the part for the rest. Only a scan has constants and states."""
 
     def __init__(
         self, closed: ClosedJaxpr, num_consts: int, num_carry: int, first: Sequence[bool]
@@ -256,15 +207,20 @@ class _Body:
         self.num_carry = num_carry
         self.consts = self.jaxpr.invars[:num_consts]
         self.carry = self.jaxpr.invars[num_consts : num_consts + num_carry]
-        self.first = _with_states(self.jaxpr, self.carry, first)
+        first = _with_states(self.jaxpr, self.carry, first)
         outvars = self.jaxpr.outvars
-        self.first_eqns, _ = _needed(self.jaxpr.eqns, _keep(outvars, self.first))
+        self.first_eqns, _ = _needed(self.jaxpr.eqns, _keep(outvars, first))
         # The first part also returns results that it computes anyway.
         made = {id(v) for k in self.first_eqns for v in self.jaxpr.eqns[k].outvars}
         for k in range(num_carry, len(outvars)):
-            self.first[k] = self.first[k] or id(outvars[k]) in made
-        self.rest = [not f for f in self.first]
-        self.all_rest_eqns, _ = _needed(self.jaxpr.eqns, _keep(outvars, self.rest))
+            first[k] = first[k] or id(outvars[k]) in made
+        self.return_first(first)
+
+    def return_first(self, first: Sequence[bool]) -> None:
+        """Makes the first part return these results of those that it computes."""
+        self.first, self.rest = list(first), [not f for f in first]
+        outvars = _keep(self.jaxpr.outvars, self.rest)
+        self.all_rest_eqns, _ = _needed(self.jaxpr.eqns, outvars)
         self.rest_eqns = self.all_rest_eqns - self.first_eqns
 
     def repeat(self, numbers: set[int]) -> None:
@@ -294,56 +250,101 @@ class _Body:
         found = {id(v): v for v in used if isinstance(v, Var) and id(v) in made}
         return list(found.values())
 
-    def part(
-        self, numbers: set[int], results: Sequence[bool], extra: Sequence[Var], kept: Any
-    ) -> tuple[list[bool], ClosedJaxpr]:
-        """The operands that some equations and results use, and a body with these
-        equations, which also returns `extra` and takes `kept` as its last inputs."""
-        eqns = [self.jaxpr.eqns[k] for k in sorted(numbers)]
-        outvars = [*_keep(self.jaxpr.outvars, results), *extra]
-        used = {id(v) for eqn in eqns for v in eqn.invars} | {id(v) for v in outvars}
+    def takes(
+        self, numbers: set[int], results: Sequence[bool], returned: Iterable[Var]
+    ) -> list[bool]:
+        """The operands that some equations, results and other returned values need."""
+        used = {id(v) for k in numbers for v in self.jaxpr.eqns[k].invars}
+        used.update(id(v) for v in (*_keep(self.jaxpr.outvars, results), *returned))
         start = len(self.consts)
-        taken = []
-        for k, v in enumerate(self.jaxpr.invars):
-            state = k - start
-            if 0 <= state < self.num_carry:
-                taken.append(results[state])
+        states = range(start, start + self.num_carry)
+        return [
+            results[k - start] if k in states else id(v) in used
+            for k, v in enumerate(self.jaxpr.invars)
+        ]
+
+    def part(
+        self,
+        numbers: set[int],
+        results: Sequence[bool],
+        taken: Sequence[bool],
+        returned: Sequence[Var | Any],
+        given: Sequence[Var | Any],
+    ) -> ClosedJaxpr:
+        """A body with some equations, results and operands, which also returns and takes other
+        values. A type in place of a value is one that the body has not: it is undefined."""
+        eqns = [self.jaxpr.eqns[k] for k in sorted(numbers)]
+        outvars = _keep(self.jaxpr.outvars, results)
+        for value in returned:
+            if not isinstance(value, Var):
+                made, value = undefined(value)
+                eqns += made
+            outvars.append(value)
+        invars = _keep(self.jaxpr.invars, taken)
+        invars += [v if isinstance(v, Var) else new_var(v) for v in given]
+        return changed_jaxpr(self.closed, invars=invars, outvars=outvars, eqns=eqns)
+
+
+def _passed(bodies: Sequence[_Body]) -> tuple[list[Any], list[dict[int, Var]]]:
+    """What the first part of bodies, of which one runs, passes to the rest: the types of the
+    values, and each body's variables by number."""
+    avals: list[Any] = []
+    of_each: list[dict[int, Var]] = []
+    for body in bodies:
+        free, own = list(range(len(avals))), dict[int, Var]()
+        for v in body.kept():
+            number = next((k for k in free if avals[k] == v.aval), len(avals))
+            if number == len(avals):
+                avals.append(v.aval)
             else:
-                taken.append(id(v) in used)
-        invars = [*_keep(self.jaxpr.invars, taken), *kept]
-        return taken, changed_jaxpr(self.closed, invars=invars, outvars=outvars, eqns=eqns)
+                free.remove(number)
+            own[number] = v
+        of_each.append(own)
+    return avals, of_each
 
 
 def _split_in_two(
-    eqn: JaxprEqn, body: _Body, changed: Any, passed_aval: Callable[[Any], Any]
+    eqn: JaxprEqn, bodies: Sequence[_Body], changed: Any, passed_aval: Callable[[Any], Any]
 ) -> tuple[PartOp, PartOp]:
-    """The equation in the two parts of its body.
+    """The equation in the two parts of its bodies: one, or the branches of a cond.
 
     Args:
-      changed: the parameters of a part, from its body, which operands and results of the whole
-        it has, and which values of the body it also returns and takes.
-      passed_aval: the type, outside the body, of a value that the first part passes on.
+      changed: the parameters of a part, from its bodies, which operands of the bodies and which
+        results it has, and the types of the values that it also returns and takes.
+      passed_aval: the type, outside the bodies, of a value that the first part passes on.
     """
-    kept = body.kept()
+    avals, variables = _passed(bodies)
+    passed = [[own.get(k, aval) for k, aval in enumerate(avals)] for own in variables]
+    nothing: list[Any] = [[] for _ in bodies]
     num_results, num_operands = len(eqn.outvars), len(eqn.invars)
+    before = num_operands - len(bodies[0].jaxpr.invars)  # the index of a cond
     whole = Whole(eqn)
 
     def part(
-        numbers: set[int], results: Sequence[bool], extra: Sequence[Var], taken_kept: Any
+        numbers: Sequence[set[int]], results: Sequence[bool], returned: Any, given: Any
     ) -> PartOp:
-        taken, closed = body.part(numbers, results, extra, taken_kept)
-        operands = [k for k, t in enumerate(taken) if t]
-        operands += range(num_operands, num_operands + len(taken_kept))
-        given = [k for k, r in enumerate(results) if r]
-        own = tuple(given)
-        given += range(num_results, num_results + len(extra))
-        avals = [eqn.outvars[k].aval for k in own] + [passed_aval(v.aval) for v in extra]
-        params = changed(closed, taken, results, extra, taken_kept)
-        return PartOp(Part(whole, tuple(operands), tuple(given)), own, params, avals)
+        needs = [
+            body.takes(n, results, [v for v in vs if isinstance(v, Var)])
+            for body, n, vs in zip(bodies, numbers, returned, strict=True)
+        ]
+        taken = list(map(any, zip(*needs, strict=True)))
+        closed = [
+            body.part(n, results, taken, *values)
+            for body, n, *values in zip(bodies, numbers, returned, given, strict=True)
+        ]
+        out, into = (avals if values is passed else [] for values in (returned, given))
+        operands = [*range(before), *(before + k for k, t in enumerate(taken) if t)]
+        operands += range(num_operands, num_operands + len(into))
+        own = [k for k, r in enumerate(results) if r]
+        types = [eqn.outvars[k].aval for k in own] + list(map(passed_aval, out))
+        made = (*own, *range(num_results, num_results + len(out)))
+        params = changed(closed, taken, results, out, into)
+        return PartOp(Part(whole, tuple(operands), made), tuple(own), params, types)
 
+    first, rest = ([b.first_eqns for b in bodies], [b.rest_eqns for b in bodies])
     return (
-        part(body.first_eqns, body.first, kept, ()),
-        part(body.rest_eqns, body.rest, (), kept),
+        part(first, bodies[0].first, passed, nothing),
+        part(rest, bodies[0].rest, nothing, passed),
     )
 
 
@@ -352,7 +353,7 @@ def _split_scan(eqn: JaxprEqn, first: Sequence[bool]) -> tuple[PartOp, PartOp] |
     computation."""
     params = eqn.params
     num_consts, num_carry = scan_sizes(params)
-    closed = _inlined(params["jaxpr"])
+    closed = inlined_calls(params["jaxpr"])
     carry = closed.jaxpr.invars[num_consts : num_consts + num_carry]
     divided = _divided(closed, _with_states(closed.jaxpr, carry, first))
     body = _Body(divided, num_consts, num_carry, first)
@@ -361,15 +362,12 @@ def _split_scan(eqn: JaxprEqn, first: Sequence[bool]) -> tuple[PartOp, PartOp] |
     body.repeat(body.eqns_on(body.consts))
 
     def changed(
-        closed: ClosedJaxpr, taken: Sequence[bool], results: Sequence[bool], *_: Any
+        closed: Sequence[ClosedJaxpr], taken: Sequence[bool], results: Sequence[bool], *_: Any
     ) -> dict[str, Any]:
-        return changed_scan(params, closed, sum(taken[:num_consts]), sum(results[:num_carry]))
+        sizes = sum(taken[:num_consts]), sum(results[:num_carry])
+        return changed_scan(params, closed[0], *sizes)
 
-    return _split_in_two(eqn, body, changed, lambda aval: stacked_aval(aval, params["length"]))
-
-
-def _inlined_in_map(eqn: JaxprEqn) -> ClosedJaxpr | Jaxpr | None:
-    return inlined_call(eqn) if is_plain_jit(eqn) else None
+    return _split_in_two(eqn, [body], changed, lambda v: stacked_aval(v, params["length"]))
 
 
 # Equations that do not change the elements of a value.
@@ -393,7 +391,7 @@ def _split_map(eqn: JaxprEqn, first: Sequence[bool]) -> tuple[PartOp, PartOp] | 
     """Splits a shard_map into the first results and the rest; None if the rest has no products,
     or needs scalars of the first part."""
     params = eqn.params
-    closed = with_inlined(params["jaxpr"], _inlined_in_map, _is_barred)
+    (closed,) = bodies_of(eqn)
     body = _Body(_divided(closed, first), 0, 0, first)
     body.repeat(body.eqns_on(body.jaxpr.invars, _is_repeated))
     rest = (body.jaxpr.eqns[k] for k in body.rest_eqns)
@@ -401,33 +399,51 @@ def _split_map(eqn: JaxprEqn, first: Sequence[bool]) -> tuple[PartOp, PartOp] | 
         return None
 
     def changed(
-        closed: ClosedJaxpr,
+        closed: Sequence[ClosedJaxpr],
         taken: Sequence[bool],
         results: Sequence[bool],
-        extra: Sequence[Var],
-        taken_kept: Sequence[Var],
+        returned: Sequence[Any],
+        given: Sequence[Any],
     ) -> dict[str, Any]:
         ins, outs = _keep(params["in_specs"], taken), _keep(params["out_specs"], results)
-        ins += [passed_by_map(params, v.aval)[0] for v in taken_kept]
-        outs += [passed_by_map(params, v.aval)[0] for v in extra]
+        ins += [passed_by_map(params, aval)[0] for aval in given]
+        outs += [passed_by_map(params, aval)[0] for aval in returned]
         specs = {"in_specs": tuple(ins), "out_specs": tuple(outs)}
-        return {**params, "jaxpr": closed.jaxpr, **specs}
+        return {**params, "jaxpr": closed[0].jaxpr, **specs}
 
-    return _split_in_two(eqn, body, changed, lambda aval: passed_by_map(params, aval)[1])
+    return _split_in_two(eqn, [body], changed, lambda aval: passed_by_map(params, aval)[1])
+
+
+def _split_cond(eqn: JaxprEqn, first: Sequence[bool]) -> tuple[PartOp, PartOp] | None:
+    """Splits a cond into the first results and the rest; None if the rest has no products.
+    Values that a branch does not pass on are undefined there."""
+    bodies = [_Body(_divided(closed, first), 0, 0, first) for closed in bodies_of(eqn)]
+    common = [all(of_each) for of_each in zip(*(body.first for body in bodies), strict=True)]
+    for body in bodies:
+        body.return_first(common)
+    if not any(_is_product(body.jaxpr.eqns[k]) for body in bodies for k in body.rest_eqns):
+        return None
+    if not all(can_be_undefined(v.aval) for body in bodies for v in body.kept()):
+        return None
+
+    def changed(closed: Sequence[ClosedJaxpr], *_: Any) -> dict[str, Any]:
+        return {**eqn.params, "branches": tuple(closed)}
+
+    return _split_in_two(eqn, bodies, changed, lambda aval: aval)
 
 
 def _split(eqn: JaxprEqn, first: Sequence[bool]) -> tuple[PartOp, PartOp] | None:
-    """A scan or shard_map in two parts, the `first` results and the rest; None if that is not
-    possible, and for other equations."""
+    """An equation in two parts, the `first` results and the rest; None if that is not
+    possible."""
     if has_effects(eqn) or not any(first) or all(first):
         return None
-    if eqn.primitive.name == "scan":
-        return _split_scan(eqn, first)
-    return _split_map(eqn, first) if eqn.primitive.name == "shard_map" else None
+    split = {"scan": _split_scan, "shard_map": _split_map, "cond": _split_cond}
+    of_kind = split.get(eqn.primitive.name)
+    return of_kind(eqn, first) if of_kind else None
 
 
 def _divided(closed: ClosedJaxpr, results: Sequence[bool]) -> ClosedJaxpr:
-    """The jaxpr with scans and shard_maps in two parts where these results need one of them."""
+    """The jaxpr with equations in two parts where these results need only the first one."""
     needed = {id(v) for v in _keep(closed.jaxpr.outvars, results)}
     eqns: list[JaxprEqn] = []
     for eqn in reversed(closed.jaxpr.eqns):
@@ -460,7 +476,7 @@ def _as_eqns(eqn: JaxprEqn, parts: Sequence[PartOp]) -> list[JaxprEqn]:
 def _passed_on(eqn: JaxprEqn, outside: Sequence[bool]) -> tuple[list[int], list[int]]:
     """The results of a shard_map that are operands in another shape, and the others that are
     computed from operands outside the loop."""
-    jaxpr = with_inlined(eqn.params["jaxpr"], _inlined_in_map, _is_barred).jaxpr
+    jaxpr = bodies_of(eqn)[0].jaxpr
     operands = dict(zip(map(id, jaxpr.invars), outside, strict=True))
     reshaped: list[int] = []
     invariant: list[int] = []
@@ -507,10 +523,10 @@ class Splitter:
         return [whole.part_with([k]) for k in reshaped], parts
 
     def in_two(self, eqn: JaxprEqn, first: Sequence[bool]) -> tuple[PartOp, PartOp] | None:
-        """A scan or shard_map in two parts, the `first` results and the rest, if possible."""
-        rest = tuple((k, v) for k, v in eqn.params.items() if k != "jaxpr")
-        (jaxpr,) = jaxprs_in({"jaxpr": eqn.params["jaxpr"]})
-        key = (id(jaxpr), rest, tuple(first))
+        """A scan, shard_map or cond in two parts, the `first` results and the rest, if
+        possible."""
+        others = {k: v for k, v in eqn.params.items() if k not in ("jaxpr", "branches")}
+        key = (*map(id, jaxprs_in(eqn.params)), *others.items(), *first)
         if key not in self._in_two:
             self._in_two[key] = eqn, _split(eqn, first)
         found = self._in_two[key][1]

@@ -14,12 +14,12 @@ from jax.sharding import NamedSharding
 
 from jaxpp.jax_internals.jaxprs import is_transposed, without_constants
 from jaxpp.jax_internals.lines import user_line
+from jaxpp.trace.bodies import inlined_call, is_recomputation
 from jaxpp.trace.boxes import Bounds, groups
 from jaxpp.trace.loop import loop_p
 from jaxpp.trace.marks import mark_p
 from jaxpp.trace.memories import is_put
 from jaxpp.trace.rows import Places, fold, gathered_places, moved_axes
-from jaxpp.trace.splitting import inlined_call, is_recomputation
 
 __all__ = ["LeafCuts", "constrained_axes", "find_parting", "is_elementwise", "is_reshape"]
 

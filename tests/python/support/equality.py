@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
+import pathlib
 from collections.abc import Callable
 from typing import Any
 
@@ -151,6 +152,11 @@ def loop_tasks(collectives: Any, axis: str, *kinds: str) -> list[str]:
         for c in collectives
         if axis in c.axes.split(",") and c.kind in kinds and "loop" not in c.task
     ]
+
+
+def products(folder: pathlib.Path, task: str) -> int:
+    """The number of products in a task's module, which JPP_DUMP wrote to the folder."""
+    return (folder / f"{task}.mlir").read_text().count("stablehlo.dot_general")
 
 
 def difference(ours: Any, plain: Any) -> float:

@@ -21,6 +21,7 @@ from equality import (
     loop_tasks,
     mesh_of,
     pipelined_step,
+    products,
 )
 
 WIDTH, LENGTH, ROWS, MICROBATCHES = 8, 4, 4, 4
@@ -315,10 +316,6 @@ def test_explain_says_why_a_sum_stays_in_the_loop(stage):
     lines = [line for line in compiled.explain().splitlines() if IN_LOOP[stage] in line]
     assert lines
     assert all("test_shard_map.py:" in line for line in lines)
-
-
-def products(folder: Any, task: str) -> int:
-    return (folder / f"{task}.mlir").read_text().count("stablehlo.dot_general")
 
 
 # For each stage, the products of its input gradients and of its weight gradients. A scan, and
