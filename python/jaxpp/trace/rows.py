@@ -13,7 +13,8 @@ import numpy as np
 from jax.extend.core import JaxprEqn
 
 from jaxpp.jax_internals.context import context_mesh
-from jaxpp.jax_internals.jaxprs import bind
+from jaxpp.jax_internals.jaxprs import bind, evaluate
+from jaxpp.trace.bodies import inlined_call
 
 __all__ = [
     "Places",
@@ -95,6 +96,9 @@ def fold(eqn: JaxprEqn, operands: Sequence[Any], in_numpy: bool = False) -> list
     found = _fold_in_numpy(eqn, known) if in_numpy else None
     if found is not None:
         return [found]
+    called = inlined_call(eqn)
+    if called is not None and not jax.sharding.get_abstract_mesh().empty:
+        return evaluate(called, operands, fold)  # JAX cannot evaluate it on an abstract mesh
     # Known integers are on no mesh, whatever the equation says.
     if eqn.primitive.name == "reshard":
         return list(operands)

@@ -19,9 +19,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.sharding import AxisType, Mesh
 
 import jaxpp.api as jaxpp
-from equality import compiler_options, make_mesh, mesh_of
+from equality import compiler_options, make_mesh, mesh_of, some_devices
+from jaxpp.jax_internals.context import context_mesh
+from jaxpp.trace.rows import fold
 
 WIDTH = 4
 SEED = int(os.environ.get("JPP_TEST_SEED") or 0)
@@ -544,3 +547,13 @@ def test_what_is_not_followed_is_warned_of(spelling: Rows, monkeypatch: Any) -> 
     with pytest.warns(UserWarning, match=r"holds all of w \(1\.4 MiB\)"):
         found, *_ = jaxpp.mpmd_jit_with_loop(step, mesh)(w, optimizer.init(w), xs)
     assert found.on_device_size_in_bytes() == w.nbytes * len(set(mesh.jax_mesh.devices.flat))
+
+
+def test_known_numbers_under_explicit_axes() -> None:
+    """A remainder is a call, whose equations name the mesh."""
+    mesh = Mesh(np.array(some_devices(2)), ("data",), axis_types=(AxisType.Explicit,))
+    with context_mesh(mesh):
+        (eqn,) = jax.make_jaxpr(lambda n: n % 3)(np.int32(7)).eqns
+        found: list[Any] = []
+        jax.make_jaxpr(lambda: found.append(fold(eqn, [np.int32(7), 3])))()
+    assert found == [[1]]
