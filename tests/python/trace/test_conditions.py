@@ -20,7 +20,7 @@ from equality import (
     Problem,
     assert_trains_equal,
     loop_tasks,
-    make_mesh,
+    mesh_of,
     modules_of,
     pipelined_step,
     products,
@@ -144,7 +144,7 @@ def train(stage: Any, schedule: Any, **axes: int) -> Any:
     specs = (P(), P(), P(None, "data")) if axes else None
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)  # "gives input gradients and weight ..."
-        mesh = make_mesh(STAGES, **axes)
+        mesh = mesh_of(STAGES, axes)
         step = assert_trains_equal(problem, schedule, mesh, in_specs=specs, tolerance=tolerance)
     state = problem.optimizer.init(problem.params)
     return step.compile(problem.params, state, problem.batch)
@@ -184,7 +184,7 @@ def peak_bytes(stage: Any, fsdp: str | None) -> list[int]:
     specs = {"up": P("data"), "b": P("data"), "down": P("data")}
     step = jaxpp.mpmd_jit_with_loop(
         pipelined_step(problem, jaxpp.Std1F1B(STAGES)),
-        make_mesh(STAGES, data=2) if fsdp else make_mesh(STAGES),
+        mesh_of(STAGES, {"data": 2} if fsdp else {}),
         in_specs=([specs] * STAGES, P(), P(None, "data")) if fsdp else None,
         fsdp=fsdp,
     )
