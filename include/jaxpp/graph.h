@@ -100,11 +100,12 @@ enum {
   JPP_OP_ZEROS = 16,
   // Runs a body of ops that the graph does not show, as a scan or a cond does.
   JPP_OP_BODY = 32,
+  JPP_OP_FLAGS = 63,  // all of these
 };
 
 typedef struct jpp_op {
   uint8_t kind;   // jpp_op_kind_t
-  uint8_t flags;  // JPP_OP_CHEAP | JPP_OP_BACKWARD | ... | JPP_OP_BODY
+  uint8_t flags;  // a sum of JPP_OP_CHEAP, JPP_OP_BACKWARD, ..., JPP_OP_BODY
   uint32_t attr;  // mark: stage; loop: loop id; init and accumulate: result index;
                   // unpack: an element; JPP_OP_COPY: a row
   uint32_t loop;  // the loop whose body it belongs to; JPP_NONE outside

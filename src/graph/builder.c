@@ -21,11 +21,7 @@ struct jpp_graph_builder {
   bool failed;         // a call has failed
 };
 
-enum {
-  kMostDims = 32,
-  kAllFlags = JPP_OP_CHEAP | JPP_OP_BACKWARD | JPP_OP_EFFECT | JPP_OP_COPY |
-              JPP_OP_ZEROS | JPP_OP_BODY,
-};
+enum { kMostDims = 32 };
 
 // Limits of the text form on values, ops and numbers.
 static const double kLargestCost = 1e28;  // the sum of 2^32 such costs is still a float
@@ -264,7 +260,7 @@ static jpp_status_t* add_front_op(jpp_graph_builder_t* builder, const jpp_op_des
                            kLargestCost, (double)desc->cost);
   }
   bool mark = desc->kind == JPP_OP_MARK || desc->kind == JPP_OP_MARK_BACKWARD;
-  if (desc->flags & ~kAllFlags || (mark && desc->attr > INT32_MAX)) {
+  if (desc->flags & ~JPP_OP_FLAGS || (mark && desc->attr > INT32_MAX)) {
     return jpp_status_make(
         JPP_GRAPH_ERROR,
         "op %zu (%s, %s): expected flags of jpp_op_t and a stage below "

@@ -165,9 +165,7 @@ static PyObject* graph_add_op(PyObject* self, PyObject* args) {
   type_list_t list = {0};
   uint32_t *input_ids = NULL, *rank_ids = NULL;
   uint32_t first = 0;
-  const uint32_t kFlags = JPP_OP_CHEAP | JPP_OP_BACKWARD | JPP_OP_EFFECT | JPP_OP_COPY |
-                          JPP_OP_ZEROS | JPP_OP_BODY;
-  bool ok = check_bits("flags", flags, kFlags) &&
+  bool ok = check_bits("flags", flags, JPP_OP_FLAGS) &&
             jpp_py_to_u32s(inputs, &input_ids, &desc.num_inputs) &&
             jpp_py_to_u32s(ranks, &rank_ids, &desc.num_ranks) &&
             read_types(outputs, &list);

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import ChainMap, Counter
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -61,6 +61,8 @@ class Blocked(Exception):
 # The axes over which a value is partial, None for zeros, or the reason of a `Blocked` and its
 # location: a stored exception would keep the frames that raised it alive.
 _Found = Axes | tuple[str, Any] | None
+# What was found of a term, and its uses of other terms.
+_Known = tuple[_Found, list[_Use]]
 
 
 def _axes_or_raise(found: _Found) -> Axes | None:
@@ -112,12 +114,11 @@ class Sums:
         self.sizes = sizes
         self.arguments = arguments
         self.of_ops = of_ops
-        # What is known of each term, and the uses of others that it consists of: many sums have
-        # the same terms.
-        self._known: MutableMapping[_Term, tuple[_Found, list[_Use]]] = {}
+        # Terms that were analysed: many sums have the same ones.
+        self._known: MutableMapping[_Term, _Known] = {}
         # What is assumed of the results of loops that are being analysed.
         self._assumed: dict[_Term, _Found] = {}
-        self._uses: list[_Use] = []  # those that the value being analysed consists of
+        self._uses: list[_Use] = []  # by the term that is being analysed
         # Values that are not kept partial: the reason and the location of the cause.
         self._whole: dict[Any, tuple[str, Any]] = {}
         self._kept: dict[Any, Any] = {}  # values that have a constraint already
@@ -334,7 +335,7 @@ class Sums:
         return axes
 
     def _all_uses(self, value: Any) -> set[_Use]:
-        """The uses that an analysed value of main consists of, directly or not."""
+        """The uses by an analysed value of main, and by the terms that it uses."""
         left, found = list(self._known[value, ()][1]), set[_Use]()
         while left:
             use = left.pop()
@@ -385,19 +386,27 @@ class Sums:
 
     def _axes_of_term(self, value: Any, calls: Calls) -> Axes | None:
         if (value, calls) not in self._known:
-            outer, self._uses = self._uses, []
-            try:
-                if value in self._whole:
-                    raise Blocked(*self._whole[value])
-                if is_argument(value):
-                    found: _Found = self._axes_of_argument(value, calls)
-                else:
-                    found = self._axes_of_result(value, calls)
-            except Blocked as blocked:
-                found, self._uses = (blocked.reason, blocked.location), []
-            self._known[value, calls] = found, self._uses
-            self._uses = outer
+            self._known[value, calls] = self._analysed(self._find_axes, value, calls)
         return _axes_or_raise(self._known[value, calls][0])
+
+    def _analysed(
+        self, find: Callable[[Any, Calls], Axes | None], value: Any, calls: Calls
+    ) -> _Known:
+        """What `find` returns for a term, or why it is blocked, and the uses that it notes."""
+        outer, self._uses = self._uses, []
+        try:
+            found: _Known = find(value, calls), self._uses
+        except Blocked as blocked:
+            found = (blocked.reason, blocked.location), []
+        self._uses = outer
+        return found
+
+    def _find_axes(self, value: Any, calls: Calls) -> Axes | None:
+        if value in self._whole:
+            raise Blocked(*self._whole[value])
+        if is_argument(value):
+            return self._axes_of_argument(value, calls)
+        return self._axes_of_result(value, calls)
 
     def _axes_of_result(self, value: Any, calls: Calls) -> Axes | None:
         op, k = operation_of(value), value.result_number
@@ -488,25 +497,18 @@ class Sums:
         """As _axes_of_carry, for this result of a loop. Results that depend on each other are
         analysed together: first all are assumed to be partial over all axes, then only over
         those that are found, until nothing changes."""
-        known, outer = self._known, self._uses
-        before: dict[_Term, _Found] = {}
+        known, before = self._known, dict[_Term, _Found]()
         while before != self._assumed:
             before = dict(self._assumed)
-            assuming: dict[_Term, tuple[_Found, list[_Use]]] = {}
+            assuming, carries = dict[_Term, _Known](), dict[_Term, _Known]()
             self._known = ChainMap(assuming, known)
-            carries: dict[_Term, tuple[_Found, list[_Use]]] = {}
             while left := [other for other in self._assumed if other not in carries]:
-                self._uses = []
-                try:
-                    found: _Found = self._kept_by_loop(*left[0])
-                except Blocked as blocked:
-                    found = blocked.reason, blocked.location
-                self._assumed[left[0]] = found
-                carries[left[0]] = found, self._uses
+                carries[left[0]] = self._analysed(self._kept_by_loop, *left[0])
+                self._assumed[left[0]] = carries[left[0]][0]
         known.update(assuming | carries)
         self._known, self._assumed = known, {}
         found, uses = known[term]
-        self._uses = outer + uses
+        self._uses += uses
         return _axes_or_raise(found)
 
     def _kept_by_loop(self, result: Any, calls: Calls) -> Axes | None:

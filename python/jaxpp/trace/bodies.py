@@ -5,11 +5,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Var
 
 from jaxpp.jax_internals.jaxprs import (
-    evaluate,
     has_effects,
     is_undefined,
     is_unspecified,
@@ -20,7 +18,6 @@ from jaxpp.jax_internals.jaxprs import (
 __all__ = [
     "bodies_of",
     "inlined_call",
-    "inlined_calls",
     "is_plain_jit",
     "is_recomputation",
     "returned_operands",
@@ -55,28 +52,13 @@ def _is_barred(eqn: JaxprEqn) -> bool:
     return is_recomputation(eqn) and bool(eqn.params.get("prevent_cse", True))
 
 
-def _inline(eqn: JaxprEqn, operands: list[Any]) -> list[Any] | None:
-    called = inlined_call(eqn)
-    if called is None:
-        return None
-    if _is_barred(eqn):
-        operands = list(jax.lax.optimization_barrier(tuple(operands)))
-    return evaluate(called, operands, _inline)
-
-
-def inlined_calls(closed: ClosedJaxpr) -> ClosedJaxpr:
-    """The same with calls inlined; recomputations stay behind a barrier."""
-    if not any(inlined_call(eqn) for eqn in closed.jaxpr.eqns):
-        return closed
-    return jax.make_jaxpr(lambda *args: evaluate(closed, args, _inline))(*closed.in_avals)
-
-
 def _plain_call(eqn: JaxprEqn) -> ClosedJaxpr | Jaxpr | None:
     return inlined_call(eqn) if is_plain_jit(eqn) else None
 
 
 def bodies_of(eqn: JaxprEqn) -> list[ClosedJaxpr]:
-    """The body of a shard_map or scan, or the branches of a cond, with calls inlined."""
+    """The body of a shard_map or scan, or the branches of a cond, with calls inlined;
+    recomputations stay behind a barrier."""
     bodies = eqn.params.get("branches") or [eqn.params["jaxpr"]]
     bodies = [b if isinstance(b, ClosedJaxpr) else ClosedJaxpr(b, ()) for b in bodies]
     return [with_inlined(body, _plain_call, _is_barred) for body in bodies]

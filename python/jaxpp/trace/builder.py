@@ -130,7 +130,7 @@ class GraphBuilder:
         code = self._code(computed, operands)
         if self.outside is not None and kind not in (_core.OP_MARK, _core.OP_MARK_BACKWARD):
             self.constants.note(self.num_ops, computed, operands)
-        # Outside the loops, which parts of an equation a task has differs from rank to rank.
+        # Outside the loops, ranks need different parts of an equation, and share none.
         known = 0 if branches or (part and self.outside is None) else code
         first = self.core.add_op(
             kind, flags, attr, values + guards, types, cost, name, where, known, ranks

@@ -90,7 +90,7 @@ class _Walker(GraphBuilder):
         self.recomputing = False
         self.in_backward = False  # inside a call that autodiff generated
         self.splitter = Splitter()
-        # For each scan and shard_map of the body, which of its results backward marks need.
+        # For each equation of IN_TWO_PARTS in the body, the results that backward marks need.
         self.splits_for_marks: Iterator[list[bool]] = iter(())
         self.first_results: dict[Any, list[bool]] = {}  # by parameters: what marks need
 
@@ -255,7 +255,7 @@ class _Walker(GraphBuilder):
     def add_without(
         self, eqn: JaxprEqn, operands: list[Operand], returned: Mapping[int, Operand]
     ) -> list[Operand]:
-        """Adds an equation without those of its results, by number, that are known."""
+        """Adds an equation without the results, by number, that are operands."""
         used = [k not in returned for k in range(len(eqn.outvars))]
         taken, rest = drop_unused_outputs(eqn, used)
         made: dict[int, Operand] = {}

@@ -1,5 +1,5 @@
-"""Which equations the walk of a step inlines, and what it must know about the others: loops
-and marks inside them, and which results of those in two parts marks need."""
+"""Which equations the walk of a step inlines, and what it must know about the others: the loops
+and marks inside them, and, of equations in two parts, the results that marks depend on."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ from jaxpp.jax_internals.jaxprs import (
     stacked_aval,
     undefined,
 )
-from jaxpp.trace.bodies import bodies_of, inlined_calls
+from jaxpp.trace.bodies import bodies_of
 from jaxpp.trace.work import flops
 
 __all__ = [
@@ -49,9 +49,6 @@ __all__ = [
     "Splitter",
     "Whole",
 ]
-
-# Equations that a body may have in two parts: what marks need, and the rest.
-IN_TWO_PARTS = {"scan", "shard_map", "cond"}
 
 # --- Conditions -------------------------------------------------------------------------
 
@@ -250,12 +247,12 @@ class _Body:
         found = {id(v): v for v in used if isinstance(v, Var) and id(v) in made}
         return list(found.values())
 
-    def takes(
-        self, numbers: set[int], results: Sequence[bool], returned: Iterable[Var]
-    ) -> list[bool]:
-        """The operands that some equations, results and other returned values need."""
+    def takes(self, is_first: bool, passed: Iterable[Var]) -> list[bool]:
+        """The operands that a part needs. The first part returns what is `passed`."""
+        numbers, results = self._of(is_first)
         used = {id(v) for k in numbers for v in self.jaxpr.eqns[k].invars}
-        used.update(id(v) for v in (*_keep(self.jaxpr.outvars, results), *returned))
+        used.update(map(id, _keep(self.jaxpr.outvars, results)))
+        used.update(map(id, passed if is_first else ()))
         start = len(self.consts)
         states = range(start, start + self.num_carry)
         return [
@@ -264,30 +261,32 @@ class _Body:
         ]
 
     def part(
-        self,
-        numbers: set[int],
-        results: Sequence[bool],
-        taken: Sequence[bool],
-        returned: Sequence[Var | Any],
-        given: Sequence[Var | Any],
+        self, is_first: bool, taken: Sequence[bool], passed: Sequence[Var | Any]
     ) -> ClosedJaxpr:
-        """A body with some equations, results and operands, which also returns and takes other
-        values. A type in place of a value is one that the body has not: it is undefined."""
+        """The body of a part with these operands. The first part also returns what is `passed`,
+        and the other one takes it: variables, or the type of one that this body has not."""
+        numbers, results = self._of(is_first)
         eqns = [self.jaxpr.eqns[k] for k in sorted(numbers)]
-        outvars = _keep(self.jaxpr.outvars, results)
-        for value in returned:
-            if not isinstance(value, Var):
-                made, value = undefined(value)
+        invars, outvars = _keep(self.jaxpr.invars, taken), _keep(self.jaxpr.outvars, results)
+        for value in passed:
+            if isinstance(value, Var):
+                (outvars if is_first else invars).append(value)
+            elif is_first:
+                made, nothing = undefined(value)
                 eqns += made
-            outvars.append(value)
-        invars = _keep(self.jaxpr.invars, taken)
-        invars += [v if isinstance(v, Var) else new_var(v) for v in given]
+                outvars.append(nothing)
+            else:
+                invars.append(new_var(value))
         return changed_jaxpr(self.closed, invars=invars, outvars=outvars, eqns=eqns)
+
+    def _of(self, is_first: bool) -> tuple[set[int], list[bool]]:
+        """The equations and the results of a part."""
+        return (self.first_eqns, self.first) if is_first else (self.rest_eqns, self.rest)
 
 
 def _passed(bodies: Sequence[_Body]) -> tuple[list[Any], list[dict[int, Var]]]:
-    """What the first part of bodies, of which one runs, passes to the rest: the types of the
-    values, and each body's variables by number."""
+    """The types of the values that the first part passes to the other one, and by number the
+    variables of each body. Of several bodies only one runs, so they can share numbers."""
     avals: list[Any] = []
     of_each: list[dict[int, Var]] = []
     for body in bodies:
@@ -314,38 +313,28 @@ def _split_in_two(
       passed_aval: the type, outside the bodies, of a value that the first part passes on.
     """
     avals, variables = _passed(bodies)
-    passed = [[own.get(k, aval) for k, aval in enumerate(avals)] for own in variables]
-    nothing: list[Any] = [[] for _ in bodies]
     num_results, num_operands = len(eqn.outvars), len(eqn.invars)
     before = num_operands - len(bodies[0].jaxpr.invars)  # the index of a cond
     whole = Whole(eqn)
 
-    def part(
-        numbers: Sequence[set[int]], results: Sequence[bool], returned: Any, given: Any
-    ) -> PartOp:
-        needs = [
-            body.takes(n, results, [v for v in vs if isinstance(v, Var)])
-            for body, n, vs in zip(bodies, numbers, returned, strict=True)
-        ]
+    def part(is_first: bool, results: Sequence[bool]) -> PartOp:
+        returned, given = (avals, []) if is_first else ([], avals)
+        each = list(zip(bodies, variables, strict=True))
+        needs = [body.takes(is_first, own.values()) for body, own in each]
         taken = list(map(any, zip(*needs, strict=True)))
         closed = [
-            body.part(n, results, taken, *values)
-            for body, n, *values in zip(bodies, numbers, returned, given, strict=True)
+            body.part(is_first, taken, [own.get(k, aval) for k, aval in enumerate(avals)])
+            for body, own in each
         ]
-        out, into = (avals if values is passed else [] for values in (returned, given))
         operands = [*range(before), *(before + k for k, t in enumerate(taken) if t)]
-        operands += range(num_operands, num_operands + len(into))
+        operands += range(num_operands, num_operands + len(given))
         own = [k for k, r in enumerate(results) if r]
-        types = [eqn.outvars[k].aval for k in own] + list(map(passed_aval, out))
-        made = (*own, *range(num_results, num_results + len(out)))
-        params = changed(closed, taken, results, out, into)
+        types = [eqn.outvars[k].aval for k in own] + list(map(passed_aval, returned))
+        made = (*own, *range(num_results, num_results + len(returned)))
+        params = changed(closed, taken, results, returned, given)
         return PartOp(Part(whole, tuple(operands), made), tuple(own), params, types)
 
-    first, rest = ([b.first_eqns for b in bodies], [b.rest_eqns for b in bodies])
-    return (
-        part(first, bodies[0].first, passed, nothing),
-        part(rest, bodies[0].rest, nothing, passed),
-    )
+    return part(True, bodies[0].first), part(False, bodies[0].rest)
 
 
 def _split_scan(eqn: JaxprEqn, first: Sequence[bool]) -> tuple[PartOp, PartOp] | None:
@@ -353,7 +342,7 @@ def _split_scan(eqn: JaxprEqn, first: Sequence[bool]) -> tuple[PartOp, PartOp] |
     computation."""
     params = eqn.params
     num_consts, num_carry = scan_sizes(params)
-    closed = inlined_calls(params["jaxpr"])
+    (closed,) = bodies_of(eqn)
     carry = closed.jaxpr.invars[num_consts : num_consts + num_carry]
     divided = _divided(closed, _with_states(closed.jaxpr, carry, first))
     body = _Body(divided, num_consts, num_carry, first)
@@ -432,13 +421,18 @@ def _split_cond(eqn: JaxprEqn, first: Sequence[bool]) -> tuple[PartOp, PartOp] |
     return _split_in_two(eqn, bodies, changed, lambda aval: aval)
 
 
+_SPLIT = {"scan": _split_scan, "shard_map": _split_map, "cond": _split_cond}
+
+# Equations that a body may have in two parts: what marks need, and the rest.
+IN_TWO_PARTS = frozenset(_SPLIT)
+
+
 def _split(eqn: JaxprEqn, first: Sequence[bool]) -> tuple[PartOp, PartOp] | None:
     """An equation in two parts, the `first` results and the rest; None if that is not
     possible."""
     if has_effects(eqn) or not any(first) or all(first):
         return None
-    split = {"scan": _split_scan, "shard_map": _split_map, "cond": _split_cond}
-    of_kind = split.get(eqn.primitive.name)
+    of_kind = _SPLIT.get(eqn.primitive.name)
     return of_kind(eqn, first) if of_kind else None
 
 

@@ -145,6 +145,19 @@ def modules_of(compiled: Any) -> TaskModules:
 SUMS = ("all-reduce", "reduce-scatter")
 
 
+def module_of_each(compiled: Any) -> dict[str, int]:
+    """The index of each task's module, by the task's name."""
+    tasks, of_task = compiled._traced.staged.tasks(), modules_of(compiled).of_task
+    return {task.name: module for task, module in zip(tasks, of_task, strict=True)}
+
+
+def peak_bytes(step: Any, problem: Problem) -> list[int]:
+    """The planned peak of each rank, on each of its devices."""
+    state = problem.optimizer.init(problem.params)
+    lowered = step.lower(problem.params, state, problem.batch)
+    return [rank.peak_bytes for rank in lowered.cost_summary().ranks]
+
+
 def loop_tasks(collectives: Any, axis: str, *kinds: str) -> list[str]:
     """The loop's tasks that have collectives of these kinds over the axis."""
     return [

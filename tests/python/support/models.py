@@ -24,6 +24,16 @@ def weights(count: int, d: int = D, seed: int = 0) -> list[Any]:
     ]
 
 
+def up_and_down(key: Any, width: int, divisor: float) -> dict[str, jax.Array]:
+    """The weights of a layer with a bias between two products."""
+    keys = jax.random.split(key, 3)
+    return {
+        "up": jax.random.normal(keys[0], (width, 2 * width)) / divisor,
+        "b": jax.random.normal(keys[1], (2 * width,)) / divisor,
+        "down": jax.random.normal(keys[2], (2 * width, width)) / divisor,
+    }
+
+
 def batch(microbatches: int, size: int = 4, d: int = D, seed: int = 1) -> Any:
     kx, ky = jax.random.split(key(seed))
     shape = (microbatches, size, d)

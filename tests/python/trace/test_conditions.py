@@ -15,13 +15,15 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import jaxpp.api as jaxpp
+import models
 from equality import (
     SUMS,
     Problem,
     assert_trains_equal,
     loop_tasks,
     mesh_of,
-    modules_of,
+    module_of_each,
+    peak_bytes,
     pipelined_step,
     products,
 )
@@ -123,15 +125,8 @@ def problem_of(stage: Callable[..., Any], width: int = WIDTH) -> Problem:
             x = mark(stage(x, p))
         return jnp.mean(x**2), ()
 
-    def weights(key: jax.Array) -> dict[str, jax.Array]:
-        keys = jax.random.split(key, 3)
-        return {
-            "up": jax.random.normal(keys[0], (width, 2 * width)) / 5,
-            "b": jax.random.normal(keys[1], (2 * width,)) / 5,
-            "down": jax.random.normal(keys[2], (2 * width, width)) / 5,
-        }
-
-    params = [weights(key) for key in jax.random.split(jax.random.key(0), STAGES)]
+    keys = jax.random.split(jax.random.key(0), STAGES)
+    params = [models.up_and_down(key, width, 5) for key in keys]
     # Some microbatches take the first branch, others the second one.
     scale = jnp.array([0.2, 1.0, 0.3, 0.9]).reshape(-1, 1, 1)
     batch = scale * jax.random.normal(jax.random.key(1), (4, ROWS, width))
@@ -159,8 +154,7 @@ def test_weight_gradients_of_a_condition_can_wait(
     monkeypatch.setenv("JPP_DUMP", str(tmp_path))
     compiled = train(stage, jaxpp.ZeroBubble(STAGES), **axes)
     assert (products(tmp_path, "bwd_i_1"), products(tmp_path, "bwd_w_1")) == WAITING[stage]
-    names = [task.name for task in compiled._traced.staged.tasks()]
-    module = dict(zip(names, modules_of(compiled).of_task, strict=True))
+    module = module_of_each(compiled)
     assert module["bwd_i_1"] == module["bwd_i_2"]
     assert module["bwd_w_1"] == module["bwd_w_2"]
     sums = loop_tasks(compiled.cost_summary().collectives, "data", *SUMS)
@@ -177,9 +171,8 @@ def test_a_condition_is_evaluated_once_where_nothing_waits(
     assert products(tmp_path, "bwd_1") == sum(WAITING[stage])
 
 
-def peak_bytes(stage: Any, fsdp: str | None) -> list[int]:
-    """The peak of each rank, on each of its devices; with `fsdp`, of two devices that share
-    the weights."""
+def peaks_of(stage: Any, fsdp: str | None) -> list[int]:
+    """With `fsdp`, ranks have two devices, which share the weights."""
     problem = problem_of(stage, width=64)  # more weights than activations
     specs = {"up": P("data"), "b": P("data"), "down": P("data")}
     step = jaxpp.mpmd_jit_with_loop(
@@ -188,9 +181,7 @@ def peak_bytes(stage: Any, fsdp: str | None) -> list[int]:
         in_specs=([specs] * STAGES, P(), P(None, "data")) if fsdp else None,
         fsdp=fsdp,
     )
-    state = problem.optimizer.init(problem.params)
-    lowered = step.lower(problem.params, state, problem.batch)
-    return [rank.peak_bytes for rank in lowered.cost_summary().ranks]
+    return peak_bytes(step, problem)
 
 
 @pytest.mark.parametrize("fsdp", [None, "use"])
@@ -201,8 +192,8 @@ def peak_bytes(stage: Any, fsdp: str | None) -> list[int]:
 )
 def test_a_condition_keeps_no_weights_for_its_backward(stage: Any, fsdp: str | None) -> None:
     one_weight = 64 * 128 * 4
-    found, plain = peak_bytes(stage, fsdp), peak_bytes(layer, fsdp)
-    # A branch's activations are kept, but no weight, of which 4 microbatches are in flight.
+    found, plain = peaks_of(stage, fsdp), peaks_of(layer, fsdp)
+    # Each of four microbatches keeps activations, but no copy of a weight.
     assert all(f < p + one_weight for f, p in zip(found, plain, strict=True)), (found, plain)
 
 
@@ -217,7 +208,7 @@ def test_a_scan_of_conditions_keeps_its_weights_once() -> None:
         return stage
 
     one_weight = 64 * 128 * 4
-    found, plain = peak_bytes(scanned(skipped), None), peak_bytes(scanned(layer), None)
+    found, plain = peaks_of(scanned(skipped), None), peaks_of(scanned(layer), None)
     assert all(f < p + 2 * one_weight for f, p in zip(found, plain, strict=True)), (
         found,
         plain,

@@ -21,7 +21,7 @@ from equality import (
     assert_trains_equal,
     compiler_options,
     make_mesh,
-    modules_of,
+    module_of_each,
     pipelined_step,
 )
 from jaxpp.trace.keys import ParamKeys
@@ -139,8 +139,7 @@ def test_constants_that_are_arguments_do_not_change_numbers(axes: dict[str, int]
     assert_trains_equal(decoder(numbered=True), SCHEDULES[0], make_mesh(STAGES, **axes))
 
 
-def module_of_each(problem: Problem) -> dict[str, int]:
-    """The index of each task's module under 1F1B, by the task's name."""
+def modules_under_1f1b(problem: Problem) -> dict[str, int]:
     state = (problem.params, problem.optimizer.init(problem.params))
     step = jaxpp.mpmd_jit_with_loop(
         pipelined_step(problem, jaxpp.Std1F1B(STAGES)),
@@ -148,8 +147,7 @@ def module_of_each(problem: Problem) -> dict[str, int]:
         donate_argnums=(0, 1),
         compiler_options=compiler_options(),
     ).compile(*state, problem.batch)
-    tasks = step._traced.staged.tasks()
-    return {t.name: m for t, m in zip(tasks, modules_of(step).of_task, strict=True)}
+    return module_of_each(step)
 
 
 @pytest.mark.parametrize(
@@ -175,7 +173,7 @@ def module_of_each(problem: Problem) -> dict[str, int]:
     ],
 )
 def test_what_all_stages_have_is_one_module(problem: Any, shared: list[str]) -> None:
-    module = module_of_each(problem())
+    module = modules_under_1f1b(problem())
     assert len({module[name] for name in shared}) == 1
 
 
@@ -259,7 +257,7 @@ LOOPS = [scanned, rematerialised, mapped, counted, chosen, repeated_until]
 
 @pytest.mark.parametrize("layer", LOOPS)
 def test_stages_with_equal_loops_share_a_module(layer: Any) -> None:
-    module = module_of_each(looping(layer))
+    module = modules_under_1f1b(looping(layer))
     assert module["fwd_1"] == module["fwd_2"]
     assert module["bwd_1"] == module["bwd_2"]
 
@@ -303,7 +301,7 @@ UNLIKE += [with_own_count]
 
 @pytest.mark.parametrize("layer", UNLIKE)
 def test_stages_whose_loops_differ_share_no_module(layer: Any) -> None:
-    module = module_of_each(looping(layer))
+    module = modules_under_1f1b(looping(layer))
     assert module["fwd_1"] != module["fwd_2"]
     assert module["bwd_1"] != module["bwd_2"]
 

@@ -14,12 +14,14 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import jaxpp.api as jaxpp
+import models
 from equality import (
     SUMS,
     Problem,
     assert_trains_equal,
     loop_tasks,
     mesh_of,
+    peak_bytes,
     pipelined_step,
     products,
 )
@@ -39,13 +41,7 @@ CUT_WEIGHTS = {
 
 def weights(layers: int) -> list[dict[str, jax.Array]]:
     def layer(key: jax.Array) -> dict[str, jax.Array]:
-        keys = jax.random.split(key, 3)
-        return {
-            "up": jax.random.normal(keys[0], (WIDTH, 2 * WIDTH)) / 3,
-            "b": jax.random.normal(keys[1], (2 * WIDTH,)) / 3,
-            "down": jax.random.normal(keys[2], (2 * WIDTH, WIDTH)) / 3,
-            "scale": jnp.ones(WIDTH),
-        }
+        return {**models.up_and_down(key, WIDTH, 3), "scale": jnp.ones(WIDTH)}
 
     return [layer(key) for key in jax.random.split(jax.random.key(0), layers)]
 
@@ -344,16 +340,14 @@ def test_weight_gradients_of_a_map_can_wait(stage, tmp_path, monkeypatch):
     assert (products(tmp_path, "bwd_i_1"), products(tmp_path, "bwd_w_1")) == WAITING[stage]
 
 
-def peak_bytes(stage: Any) -> list[int]:
+def peaks_of(stage: Any) -> list[int]:
     problem = problem_of(stage, 4)
     step = jaxpp.mpmd_jit_with_loop(
         pipelined_step(problem, jaxpp.Std1F1B(4)),
         mesh_of(4, DATA),
         in_specs=(P(), P(), P(None, "data")),
     )
-    state = problem.optimizer.init(problem.params)
-    lowered = step.lower(problem.params, state, problem.batch)
-    return [rank.peak_bytes for rank in lowered.cost_summary().ranks]
+    return peak_bytes(step, problem)
 
 
 @pytest.mark.parametrize(
@@ -363,7 +357,7 @@ def peak_bytes(stage: Any) -> list[int]:
 )
 def test_a_map_keeps_no_weights_for_its_backward(stage, monkeypatch):
     monkeypatch.setattr(sys.modules[__name__], "WIDTH", 64)  # more weights than activations
-    found, without_maps = peak_bytes(stage), peak_bytes(twice)
+    found, without_maps = peaks_of(stage), peaks_of(twice)
     assert all(f <= w for f, w in zip(found, without_maps, strict=True)), (found, without_maps)
 
 
