@@ -41,8 +41,8 @@ _Use = tuple[Any, Calls, Any, int]  # a term, its user and the number of the ope
 _UNARY = frozenset(
     f"stablehlo.{name}"
     for name in (
-        "broadcast_in_dim convert dynamic_slice imag negate real reshape reverse slice "
-        "transpose"
+        "broadcast_in_dim convert dynamic_slice fft imag negate real reshape reverse "
+        "slice transpose"
     ).split()
 )
 _SUMS = frozenset(f"stablehlo.{name}" for name in ("add", "complex", "concatenate", "subtract"))

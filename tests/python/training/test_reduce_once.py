@@ -556,9 +556,16 @@ def complex_weights(p: Any, x: Any) -> Any:
     return jnp.real(x.astype("complex64") @ jax.lax.complex(p["a"], p["c"]))
 
 
-@pytest.mark.parametrize(
-    "stage", [table_of_two, kernel_of_two, learned_positions, depthwise, complex_weights]
-)
+def long_convolution(p: Any, x: Any) -> Any:
+    of_x, of_kernel = jnp.fft.rfft(x, n=12, axis=1), jnp.fft.rfft(p["a"][:6], n=12, axis=0)
+    return x + jnp.fft.irfft(of_x * of_kernel, n=12, axis=1)[:, :6]
+
+
+ONCE = [table_of_two, kernel_of_two, learned_positions, depthwise, complex_weights]
+ONCE += [long_convolution]
+
+
+@pytest.mark.parametrize("stage", ONCE)
 def test_what_is_reduced_once(stage):
     keys = jax.random.split(jax.random.key(0), 4)
     p = {n: jax.random.normal(k, (WIDTH, WIDTH)) for n, k in zip("abc", keys, strict=False)}
