@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from types import TracebackType
 from typing import Any, ClassVar
@@ -16,7 +15,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 
 from jaxpp.errors import make_error, shorten
 from jaxpp.jax_internals.arrays import keeps_its_sharding
-from jaxpp.jax_internals.context import context_mesh
+from jaxpp.jax_internals.context import context_mesh, enter_mesh
 from jaxpp.job import watch_job
 
 __all__ = [
@@ -150,15 +149,6 @@ def _meshes_of(given: Any, name: str, copies: int) -> tuple[Mesh, tuple[Mesh, ..
         return given, ()
     shared = np.repeat(given.devices, copies, given.axis_names.index(name))
     return Mesh(shared, given.axis_names, axis_types=given.axis_types), ()
-
-
-def _enter(mesh: Mesh) -> None:
-    """`with mesh:`, which only names axes. JAX's replacement, `jax.set_mesh`, would place every
-    new array on all devices and reject arrays of one rank.
-    """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        mesh.__enter__()
 
 
 @dataclasses.dataclass(frozen=True, init=False)
@@ -382,7 +372,7 @@ class MpmdMesh:
         """The same for a step's function that runs op by op; named axes refer to one rank's
         devices."""
         mesh = self.lowering_mesh()
-        _enter(mesh)
+        enter_mesh(mesh)
         try:
             yield
         finally:
@@ -406,7 +396,7 @@ class MpmdMesh:
         return list(self.unstack[rank].devices.flat)
 
     def __enter__(self) -> MpmdMesh:
-        _enter(self.jax_mesh)
+        enter_mesh(self.jax_mesh)
         MpmdMesh.mesh_stack.append(self)
         return self
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import functools
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,6 +17,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
 __all__ = [
     "context_mesh",
+    "enter_mesh",
     "is_of_a_closed_trace",
     "is_tracing",
     "settings_key",
@@ -52,6 +54,17 @@ def context_mesh(mesh: Mesh | None, whole: Mesh | None = None) -> Iterator[None]
         _meant.reset(token)
         _contexts.device_context.set_local(devices_before)
         _contexts.abstract_mesh_context_manager.set_local(abstract_before)
+
+
+# JAX 0.10.2, 0.11.2: config.disallow_mesh_context_manager.
+def enter_mesh(mesh: Mesh) -> None:
+    """`with mesh:`, which only names axes, also where JAX's settings refuse it. Its
+    replacement, `jax.set_mesh`, would place every new array on all devices and reject arrays of
+    one rank.
+    """
+    with config.disallow_mesh_context_manager(False), warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        mesh.__enter__()
 
 
 def _meant_mesh(mesh: Any) -> Any:

@@ -76,6 +76,35 @@ def test_dtype_promotion(mesh2: jaxpp.MpmdMesh) -> None:
         step(XS)
 
 
+STRICT = {
+    "jax_check_tracer_leaks": True,
+    "jax_debug_key_reuse": True,
+    "jax_disallow_mesh_context_manager": True,
+    "jax_enable_checks": True,
+    "jax_legacy_prng_key": "error",
+    "jax_numpy_dtype_promotion": "strict",
+    "jax_numpy_rank_promotion": "raise",
+    "jax_transfer_guard": "disallow",
+}
+
+
+@pytest.mark.parametrize("name", STRICT)
+def test_strict_settings_accept_a_step_that_keeps_to_them(
+    mesh2: jaxpp.MpmdMesh, name: str
+) -> None:
+    xs, key = jnp.float32(XS), jax.random.key(0)
+    step = step_of(mesh2, lambda x, key: x * jax.random.uniform(key, x.shape))
+    before = jax.config.values[name]
+    jax.config.update(name, STRICT[name])
+    try:
+        first, second = step(xs, key), step(xs, key)
+    finally:
+        jax.config.update(name, before)
+    expected = np.float32(XS) * jax.random.uniform(key, XS.shape[1:])
+    np.testing.assert_array_equal(np.asarray(first), expected)
+    np.testing.assert_array_equal(np.asarray(second), expected)
+
+
 def test_a_mesh_around_the_call_is_no_other_setting(mesh2: jaxpp.MpmdMesh) -> None:
     step = step_of(mesh2, lambda x: 2 * x)
     step(XS)
