@@ -1,8 +1,9 @@
 """The jaxprs that an equation runs: what it calls, its body or its branches; and which of its
-results are operands."""
+results are operands, or depend on some operands only."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Var
@@ -17,6 +18,7 @@ from jaxpp.jax_internals.jaxprs import (
 
 __all__ = [
     "bodies_of",
+    "fixed_results",
     "inlined_call",
     "is_plain_jit",
     "is_recomputation",
@@ -56,12 +58,15 @@ def _plain_call(eqn: JaxprEqn) -> ClosedJaxpr | Jaxpr | None:
     return inlined_call(eqn) if is_plain_jit(eqn) else None
 
 
+def _bodies_with_calls(eqn: JaxprEqn) -> list[ClosedJaxpr]:
+    bodies = eqn.params.get("branches") or [eqn.params["jaxpr"]]
+    return [b if isinstance(b, ClosedJaxpr) else ClosedJaxpr(b, ()) for b in bodies]
+
+
 def bodies_of(eqn: JaxprEqn) -> list[ClosedJaxpr]:
     """The body of a shard_map or scan, or the branches of a cond, with calls inlined;
     recomputations stay behind a barrier."""
-    bodies = eqn.params.get("branches") or [eqn.params["jaxpr"]]
-    bodies = [b if isinstance(b, ClosedJaxpr) else ClosedJaxpr(b, ()) for b in bodies]
-    return [with_inlined(body, _plain_call, _is_barred) for body in bodies]
+    return [with_inlined(b, _plain_call, _is_barred) for b in _bodies_with_calls(eqn)]
 
 
 # --- Results that are operands ----------------------------------------------------------
@@ -103,3 +108,41 @@ def returned_operands(eqn: JaxprEqn) -> dict[int, int]:
     num_consts, num_carry = scan_sizes(eqn.params)
     stacked = num_consts + num_carry
     return {k: n for k, n in found.items() if k >= num_carry and n >= stacked}
+
+
+# --- Results that depend on some operands only ------------------------------------------
+
+
+def _fixed_in(jaxpr: ClosedJaxpr | Jaxpr, fixed: Sequence[bool]) -> list[bool]:
+    jaxpr = jaxpr.jaxpr if isinstance(jaxpr, ClosedJaxpr) else jaxpr
+    varying = {id(v) for v, f in zip(jaxpr.invars, fixed, strict=True) if not f}
+    for eqn in jaxpr.eqns:
+        found = fixed_results(eqn, [id(v) not in varying for v in eqn.invars])
+        varying.update(id(v) for v, f in zip(eqn.outvars, found, strict=True) if not f)
+    return [id(v) not in varying for v in jaxpr.outvars]
+
+
+def fixed_results(eqn: JaxprEqn, fixed: Sequence[bool]) -> list[bool]:
+    """Which results of an equation are computed from its fixed operands alone."""
+    if has_effects(eqn):
+        return [False] * len(eqn.outvars)
+    if all(fixed):
+        return [True] * len(eqn.outvars)
+    called = inlined_call(eqn)
+    if called is not None:
+        return _fixed_in(called, fixed)
+    name = eqn.primitive.name
+    if name not in ("cond", "scan", "shard_map"):
+        return [False] * len(eqn.outvars)
+    bodies = _bodies_with_calls(eqn)
+    if name == "cond":
+        of_each = [_fixed_in(body, fixed[1:]) for body in bodies]
+        return [fixed[0] and all(found) for found in zip(*of_each, strict=True)]
+    num_consts, num_carry = scan_sizes(eqn.params) if name == "scan" else (0, 0)
+    known, states = list(fixed), slice(num_consts, num_consts + num_carry)
+    while True:
+        found = _fixed_in(bodies[0], known)
+        carry = [k and f for k, f in zip(known[states], found[:num_carry], strict=True)]
+        if carry == known[states]:
+            return found
+        known[states] = carry

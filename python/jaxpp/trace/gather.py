@@ -107,6 +107,10 @@ class WeightGathers:
         values = [o for o in operands if isinstance(o, int)]
         return bool(values) and primitive.name in _PARTS and self._parts.issuperset(values)
 
+    def gathered_again(self, operands: Sequence[Any]) -> list[bool]:
+        """Which operands are weights that are gathered at each use, or parts of them."""
+        return [isinstance(o, int) and o in self._parts for o in operands]
+
     def note_results(self, operands: Sequence[Any], results: Sequence[int], part: bool) -> None:
         """Records the results of an op that was added."""
         values = [o for o in operands if isinstance(o, int)]

@@ -9,6 +9,7 @@ barrier, so that XLA does not merge it with the forward. Any other equation beco
 from __future__ import annotations
 
 import itertools
+import operator
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -160,7 +161,6 @@ class _Walker(GraphBuilder):
             if eqn.primitive.name == "cond" and eqn.params.get("branches_platforms") is None:
                 return self.add_conditional(eqn, operands)
             if eqn.primitive.name in ("scan", "while") and not eqn.effects:
-                check_equation(eqn)
                 return self.add_parts(eqn, operands, self.splitter.by_result(eqn))
         return self.add_call(eqn, operands)
 
@@ -234,37 +234,39 @@ class _Walker(GraphBuilder):
         results that the previous stage waits for, and the rest, which may run later.
         `sharded`: the operands before weights were gathered."""
         backward = self.is_backward(eqn)
-        flags = _core.FLAG_BACKWARD if backward else 0
-        cheap: list[PartOp] = []
-        parts: Sequence[PartOp] | None = None
-        if backward or self.recomputing:
-            parts = self.splitter.in_two(eqn, self._first_results(eqn, for_marks))
-        elif eqn.primitive.name == "shard_map":
-            outside = [not isinstance(o, int) or self._is_outside(o) for o in operands]
-            if by_origin := self.splitter.by_origin(eqn, outside):
-                cheap, parts = by_origin
-        elif found := returned_operands(eqn):
-            returned = {k: sharded[n] for k, n in found.items()}
-            return self.add_without(eqn, operands, returned)
+        if not backward and not self.recomputing:
+            return self.add_forward(eqn, operands, sharded)
+        parts = self.splitter.in_two(eqn, self._first_results(eqn, for_marks))
         if parts is None:
             return self.add_call(eqn, operands)
-        refuse_hidden_marks(eqn)
-        check_equation(eqn)
-        return self.add_parts(eqn, operands, parts, flags, cheap)
+        return self.add_parts(eqn, operands, parts, _core.FLAG_BACKWARD if backward else 0)
 
-    def add_without(
-        self, eqn: JaxprEqn, operands: list[Operand], returned: Mapping[int, Operand]
+    def add_forward(
+        self, eqn: JaxprEqn, operands: list[Operand], sharded: list[Operand]
     ) -> list[Operand]:
-        """Adds an equation without the results, by number, that are operands."""
+        """Adds an equation of IN_TWO_PARTS of a forward pass. What its backward takes is not
+        kept for each microbatch if it is an operand or computed from weights alone."""
+        returned = {k: sharded[n] for k, n in returned_operands(eqn).items()}
         used = [k not in returned for k in range(len(eqn.outvars))]
         taken, rest = drop_unused_outputs(eqn, used)
         made: dict[int, Operand] = {}
         if rest is not None:
-            outs = self.add_call(rest, [o for o, t in zip(operands, taken, strict=True) if t])
+            outs = self.add_by_origin(
+                rest, [o for o, t in zip(operands, taken, strict=True) if t]
+            )
             made = dict(zip(map(id, rest.outvars), outs, strict=True))
         return [
             returned[k] if k in returned else made[id(v)] for k, v in enumerate(eqn.outvars)
         ]
+
+    def add_by_origin(self, eqn: JaxprEqn, operands: list[Operand]) -> list[Operand]:
+        outside = [not isinstance(o, int) or self._is_outside(o) for o in operands]
+        again = self.gathers.gathered_again(operands) if self.gathers else outside
+        cheap = list(map(operator.or_, outside, again))
+        own, parts = self.splitter.by_origin(eqn, outside, cheap)
+        if not own and len(parts) < 2:
+            return self.add_call(eqn, operands)
+        return self.add_parts(eqn, operands, parts, cheap=own)
 
     def _first_results(self, eqn: JaxprEqn, for_marks: list[bool]) -> list[bool]:
         """Which results of an equation are computed first. No stage waits for the first stage,
@@ -283,9 +285,11 @@ class _Walker(GraphBuilder):
         cheap: Sequence[PartOp] = (),
     ) -> list[Operand]:
         """Adds an equation as several ops. `cheap`: parts that each task computes itself."""
+        refuse_hidden_marks(eqn)
+        check_equation(eqn)
         handed: dict[int, Operand] = dict(enumerate(operands))
         results: dict[int, Operand] = {}
-        num_operands, num_results = len(operands), len(eqn.outvars)
+        num_operands = len(operands)
         of_each = [(op, flags | _core.FLAG_CHEAP) for op in cheap]
         of_each += [(op, flags) for op in parts]
         for op, of_part in of_each:
@@ -294,11 +298,10 @@ class _Walker(GraphBuilder):
                 eqn, eqn.primitive, op.params, taken, op.avals, of_part, part=op.part
             )
             for k, result in enumerate(op.part.results):
-                if result >= num_results:
-                    handed[num_operands + result - num_results] = first + k
-                elif result in op.own:
+                handed[num_operands + result] = first + k
+                if result in op.own:
                     results[result] = first + k
-        return [results[k] for k in range(num_results)]
+        return [results[k] for k in range(len(eqn.outvars))]
 
     def add_recomputation(
         self, eqn: JaxprEqn, called: ClosedJaxpr | Jaxpr, operands: list[Operand]

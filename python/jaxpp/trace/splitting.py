@@ -19,10 +19,11 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
+import types
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Var
+from jax.extend.core import ClosedJaxpr, JaxprEqn, Var
 
 from jaxpp.jax_internals.jaxprs import (
     can_be_undefined,
@@ -37,7 +38,7 @@ from jaxpp.jax_internals.jaxprs import (
     stacked_aval,
     undefined,
 )
-from jaxpp.trace.bodies import bodies_of
+from jaxpp.trace.bodies import bodies_of, fixed_results
 from jaxpp.trace.work import flops
 
 __all__ = [
@@ -101,8 +102,8 @@ class Part:
     """The operands and the results of the whole equation that one of its parts takes and
     computes.
 
-    Numbers beyond the operands and results of the whole are values that one part passes
-    to another.
+    Numbers beyond the results of the whole are values that one part passes to another. As
+    operands, these and the results have numbers beyond the operands of the whole.
     """
 
     whole: Whole
@@ -182,30 +183,22 @@ def _live(eqns: Sequence[JaxprEqn], results: Sequence[Any]) -> list[JaxprEqn]:
 # --- Input gradients and weight gradients of a scan, shard_map or cond ------------------
 
 
-def _with_states(jaxpr: Jaxpr, carry: Sequence[Var], wanted: Sequence[bool]) -> list[bool]:
-    """The wanted results of a body, with every state that they depend on."""
-    while True:
-        _, variables = _needed(jaxpr.eqns, _keep(jaxpr.outvars, wanted))
-        states = (id(v) in variables for v in carry)
-        more = [w or s for w, s in itertools.zip_longest(wanted, states, fillvalue=False)]
-        if more == list(wanted):
-            return more
-        wanted = more
-
-
 class _Body:
     """The body of a scan, shard_map or branch, split into the part for the first results and
     the part for the rest. Only a scan has constants and states."""
 
     def __init__(
-        self, closed: ClosedJaxpr, num_consts: int, num_carry: int, first: Sequence[bool]
+        self,
+        closed: ClosedJaxpr,
+        first: Sequence[bool],
+        num_consts: int = 0,
+        num_carry: int = 0,
     ) -> None:
         self.closed, self.jaxpr = closed, closed.jaxpr
         self.num_carry = num_carry
         self.consts = self.jaxpr.invars[:num_consts]
         self.carry = self.jaxpr.invars[num_consts : num_consts + num_carry]
-        first = _with_states(self.jaxpr, self.carry, first)
-        outvars = self.jaxpr.outvars
+        outvars, first = self.jaxpr.outvars, list(first)
         self.first_eqns, _ = _needed(self.jaxpr.eqns, _keep(outvars, first))
         # The first part also returns results that it computes anyway.
         made = {id(v) for k in self.first_eqns for v in self.jaxpr.eqns[k].outvars}
@@ -303,7 +296,11 @@ def _passed(bodies: Sequence[_Body]) -> tuple[list[Any], list[dict[int, Var]]]:
 
 
 def _split_in_two(
-    eqn: JaxprEqn, bodies: Sequence[_Body], changed: Any, passed_aval: Callable[[Any], Any]
+    eqn: JaxprEqn,
+    bodies: Sequence[_Body],
+    changed: Any,
+    passed_aval: Callable[[Any], Any],
+    returned: Mapping[int, int] = types.MappingProxyType({}),
 ) -> tuple[PartOp, PartOp]:
     """The equation in the two parts of its bodies: one, or the branches of a cond.
 
@@ -311,27 +308,33 @@ def _split_in_two(
       changed: the parameters of a part, from its bodies, which operands of the bodies and which
         results it has, and the types of the values that it also returns and takes.
       passed_aval: the type, outside the bodies, of a value that the first part passes on.
+      returned: values that are results of the first part anyway, by their ids.
     """
     avals, variables = _passed(bodies)
     num_results, num_operands = len(eqn.outvars), len(eqn.invars)
     before = num_operands - len(bodies[0].jaxpr.invars)  # the index of a cond
     whole = Whole(eqn)
+    numbers, only_passed = dict[int, int](), list[int]()
+    for k in range(len(avals)):
+        numbers[k] = returned.get(id(variables[0].get(k)), num_results + len(only_passed))
+        only_passed += [k] if numbers[k] >= num_results else []
 
     def part(is_first: bool, results: Sequence[bool]) -> PartOp:
-        returned, given = (avals, []) if is_first else ([], avals)
+        passed = only_passed if is_first else list(numbers)
         each = list(zip(bodies, variables, strict=True))
         needs = [body.takes(is_first, own.values()) for body, own in each]
         taken = list(map(any, zip(*needs, strict=True)))
         closed = [
-            body.part(is_first, taken, [own.get(k, aval) for k, aval in enumerate(avals)])
+            body.part(is_first, taken, [own.get(k, avals[k]) for k in passed])
             for body, own in each
         ]
+        out, given = ([avals[k] for k in passed if r] for r in (is_first, not is_first))
         operands = [*range(before), *(before + k for k, t in enumerate(taken) if t)]
-        operands += range(num_operands, num_operands + len(given))
+        operands += [num_operands + numbers[k] for k in passed if not is_first]
         own = [k for k, r in enumerate(results) if r]
-        types = [eqn.outvars[k].aval for k in own] + list(map(passed_aval, returned))
-        made = (*own, *range(num_results, num_results + len(returned)))
-        params = changed(closed, taken, results, returned, given)
+        types = [eqn.outvars[k].aval for k in own] + list(map(passed_aval, out))
+        made = (*own, *(numbers[k] for k in passed if is_first))
+        params = changed(closed, taken, results, out, given)
         return PartOp(Part(whole, tuple(operands), made), tuple(own), params, types)
 
     return part(True, bodies[0].first), part(False, bodies[0].rest)
@@ -344,8 +347,7 @@ def _split_scan(eqn: JaxprEqn, first: Sequence[bool]) -> tuple[PartOp, PartOp] |
     num_consts, num_carry = scan_sizes(params)
     (closed,) = bodies_of(eqn)
     carry = closed.jaxpr.invars[num_consts : num_consts + num_carry]
-    divided = _divided(closed, _with_states(closed.jaxpr, carry, first))
-    body = _Body(divided, num_consts, num_carry, first)
+    body = _Body(*_divided_with_states(closed, carry, first), num_consts, num_carry)
     if not any(body.rest):
         return None
     body.repeat(body.eqns_on(body.consts))
@@ -356,7 +358,10 @@ def _split_scan(eqn: JaxprEqn, first: Sequence[bool]) -> tuple[PartOp, PartOp] |
         sizes = sum(taken[:num_consts]), sum(results[:num_carry])
         return changed_scan(params, closed[0], *sizes)
 
-    return _split_in_two(eqn, [body], changed, lambda v: stacked_aval(v, params["length"]))
+    stacked = [k >= num_carry and first for k, first in enumerate(body.first)]
+    returned = {id(v): k for k, v in enumerate(body.jaxpr.outvars) if stacked[k]}
+    passed_aval = lambda aval: stacked_aval(aval, params["length"])  # noqa: E731
+    return _split_in_two(eqn, [body], changed, passed_aval, returned)
 
 
 # Equations that do not change the elements of a value.
@@ -381,7 +386,7 @@ def _split_map(eqn: JaxprEqn, first: Sequence[bool]) -> tuple[PartOp, PartOp] | 
     or needs scalars of the first part."""
     params = eqn.params
     (closed,) = bodies_of(eqn)
-    body = _Body(_divided(closed, first), 0, 0, first)
+    body = _Body(_divided(closed, first), first)
     body.repeat(body.eqns_on(body.jaxpr.invars, _is_repeated))
     rest = (body.jaxpr.eqns[k] for k in body.rest_eqns)
     if not any(map(_is_product, rest)) or any(v.aval.shape == () for v in body.kept()):
@@ -406,7 +411,7 @@ def _split_map(eqn: JaxprEqn, first: Sequence[bool]) -> tuple[PartOp, PartOp] | 
 def _split_cond(eqn: JaxprEqn, first: Sequence[bool]) -> tuple[PartOp, PartOp] | None:
     """Splits a cond into the first results and the rest; None if the rest has no products.
     Values that a branch does not pass on are undefined there."""
-    bodies = [_Body(_divided(closed, first), 0, 0, first) for closed in bodies_of(eqn)]
+    bodies = [_Body(_divided(closed, first), first) for closed in bodies_of(eqn)]
     common = [all(of_each) for of_each in zip(*(body.first for body in bodies), strict=True)]
     for body in bodies:
         body.return_first(common)
@@ -450,10 +455,25 @@ def _divided(closed: ClosedJaxpr, results: Sequence[bool]) -> ClosedJaxpr:
     return changed_jaxpr(closed, eqns=eqns[::-1])
 
 
+def _divided_with_states(
+    closed: ClosedJaxpr, carry: Sequence[Var], first: Sequence[bool]
+) -> tuple[ClosedJaxpr, list[bool]]:
+    """The divided body of a scan, and the first results with every state they depend on."""
+    while True:
+        divided = _divided(closed, first)
+        _, variables = _needed(divided.jaxpr.eqns, _keep(divided.jaxpr.outvars, first))
+        states = (id(v) in variables for v in carry)
+        more = [f or s for f, s in itertools.zip_longest(first, states, fillvalue=False)]
+        if more == list(first):
+            return divided, more
+        first = more
+
+
 def _as_eqns(eqn: JaxprEqn, parts: Sequence[PartOp]) -> list[JaxprEqn]:
     results = zip(parts[0].part.results, parts[0].avals, strict=True)
     passed = [new_var(aval) for k, aval in results if k >= len(eqn.outvars)]
-    operands, outvars = [*eqn.invars, *passed], [*eqn.outvars, *passed]
+    outvars = [*eqn.outvars, *passed]
+    operands = [*eqn.invars, *outvars]
     return [
         eqn.replace(
             invars=[operands[k] for k in op.part.operands],
@@ -464,23 +484,16 @@ def _as_eqns(eqn: JaxprEqn, parts: Sequence[PartOp]) -> list[JaxprEqn]:
     ]
 
 
-# --- What a shard_map passes on of its operands ----------------------------------------------
+# --- What a forward pass computes from some operands only --------------------------------
 
 
-def _passed_on(eqn: JaxprEqn, outside: Sequence[bool]) -> tuple[list[int], list[int]]:
-    """The results of a shard_map that are operands in another shape, and the others that are
-    computed from operands outside the loop."""
-    jaxpr = bodies_of(eqn)[0].jaxpr
-    operands = dict(zip(map(id, jaxpr.invars), outside, strict=True))
-    reshaped: list[int] = []
-    invariant: list[int] = []
-    for k, v in enumerate(jaxpr.outvars):
-        numbers, variables = _needed(jaxpr.eqns, [v])
-        if all(_reshapes(jaxpr.eqns[n]) for n in numbers):
-            reshaped.append(k)
-        elif all(operands.get(number, True) for number in variables):
-            invariant.append(k)
-    return reshaped, invariant
+def _reshaped_operands(eqn: JaxprEqn) -> list[int]:
+    """The results of a shard_map that are operands in another shape."""
+    body = _Body(bodies_of(eqn)[0], [False] * len(eqn.outvars))
+    shaped = {id(v) for v in body.jaxpr.invars}
+    for k in body.eqns_on(body.jaxpr.invars, _reshapes):
+        shaped.update(id(v) for v in body.jaxpr.eqns[k].outvars)
+    return [k for k, v in enumerate(body.jaxpr.outvars) if id(v) in shaped]
 
 
 class Splitter:
@@ -495,26 +508,36 @@ class Splitter:
         return [whole.part_with([k]) for k in range(len(eqn.outvars))]
 
     def by_origin(
-        self, eqn: JaxprEqn, outside: Sequence[bool]
-    ) -> tuple[list[PartOp], list[PartOp]] | None:
-        """A shard_map in parts: one for each result that is an operand in another shape; and
-        one for each that is computed from operands outside the loop, with one for all others.
-        None if there are only others.
+        self, eqn: JaxprEqn, outside: Sequence[bool], cheap: Sequence[bool]
+    ) -> tuple[list[PartOp], list[PartOp]]:
+        """A scan, shard_map or cond of a forward pass in parts: those that each task computes
+        itself, and the others. The backward pass takes the results of these parts: cast or
+        transposed weights, for example.
 
-        The backward pass takes such results. Among them are all weights, which JAX first
-        declares different on each device, and then no longer recognises as operands.
+        Args:
+          outside: the operands from outside the loop. The results that are computed from these
+            alone are one part, which is hoisted out of the loop.
+          cheap: these, and the operands that each task makes. The results that are computed
+            from these alone, apart from the former ones, are a part that each task computes.
+            So are the operands that a shard_map returns in another shape. Among these are all
+            weights, which JAX first declares different on each device, and then no longer
+            recognises as operands.
         """
-        if has_effects(eqn):
-            return None
-        reshaped, invariant = _passed_on(eqn, outside)
-        if not reshaped and not invariant:
-            return None
+        everything = range(len(eqn.outvars))
+        reshaped = _reshaped_operands(eqn) if eqn.primitive.name == "shard_map" else []
+        of_each = (fixed_results(eqn, operands) for operands in (outside, cheap))
+        once, again = ({k for k in everything if f[k]}.difference(reshaped) for f in of_each)
+        again -= once
+        others = {*everything}.difference(reshaped, once, again)
+        if once and others and not again and eqn.primitive.name == "scan":
+            if parts := self.in_two(eqn, [k in once for k in everything]):
+                return [], list(parts)
         whole = Whole(eqn)
-        single = {*reshaped, *invariant}
-        others = [k for k in range(len(eqn.outvars)) if k not in single]
-        parts = [whole.part_with([k]) for k in invariant]
-        parts += [whole.part_with(others)] if others else []
-        return [whole.part_with([k]) for k in reshaped], parts
+        own = [*([k] for k in reshaped), sorted(again)]
+        return (
+            [whole.part_with(results) for results in own if results],
+            [whole.part_with(results) for results in (once, others) if results],
+        )
 
     def in_two(self, eqn: JaxprEqn, first: Sequence[bool]) -> tuple[PartOp, PartOp] | None:
         """A scan, shard_map or cond in two parts, the `first` results and the rest, if

@@ -1,0 +1,153 @@
+"""What a scan or a condition derives from weights for its backward pass, such as their casts,
+is kept once for the loop, not once for each microbatch in flight."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import jaxpp.api as jaxpp
+import models
+from equality import (
+    Problem,
+    assert_trains_equal,
+    make_mesh,
+    mesh_of,
+    peak_bytes,
+    pipelined_step,
+)
+
+STAGES, LAYERS, WIDTH, ROWS, MICROBATCHES = 4, 3, 32, 2, 8
+
+Layer = Callable[[Any, Any], Any]
+
+
+def in_bfloat16(x: Any, p: Any) -> Any:
+    narrow = jax.tree.map(lambda leaf: leaf.astype("bfloat16"), (x, p))
+    return x + plain(*narrow).astype(x.dtype)
+
+
+def plain(x: Any, p: Any) -> Any:
+    return jnp.tanh(x @ p["up"] + p["b"]) @ p["down"]
+
+
+def transposed(x: Any, p: Any) -> Any:
+    return x + jnp.tanh(x @ p["down"].T) @ p["up"].T
+
+
+def normalised(x: Any, p: Any) -> Any:
+    up, down = (p[n] / jnp.linalg.norm(p[n], axis=0) for n in ("up", "down"))
+    return x + jnp.tanh(x @ up) @ down
+
+
+def scanned(layer: Layer) -> Layer:
+    return lambda x, p: jax.lax.scan(lambda h, q: (layer(h, q), None), x, p)[0]
+
+
+def counted(layer: Layer) -> Layer:
+    def body(k: Any, h: Any, p: Any) -> Any:
+        return layer(h, jax.tree.map(lambda leaf: leaf[k], p))
+
+    return lambda x, p: jax.lax.fori_loop(0, LAYERS, lambda k, h: body(k, h, p), x)
+
+
+def nested(layer: Layer) -> Layer:
+    def one(x: Any, p: Any) -> Any:
+        return scanned(layer)(x, jax.tree.map(lambda leaf: leaf[None], p))
+
+    return scanned(one)
+
+
+def chosen_by_layer(layer: Layer) -> Layer:
+    def body(h: Any, numbered: Any) -> Any:
+        return jax.lax.cond(numbered[0] < 2, layer, lambda h, q: h, h, numbered[1])
+
+    return lambda x, p: scanned(body)(x, (jnp.arange(LAYERS), p))
+
+
+def chosen_by_stage(layer: Layer) -> Layer:
+    def stage(x: Any, p: Any) -> Any:
+        return jax.lax.cond(p["b"][0, 0] < 99, scanned(layer), lambda x, p: x, x, p)
+
+    return stage
+
+
+def everything_saved(layer: Layer) -> Layer:
+    policy = jax.checkpoint_policies.everything_saveable
+    return scanned(jax.checkpoint(layer, policy=policy))
+
+
+def unrolled(layer: Layer) -> Layer:
+    def stage(x: Any, p: Any) -> Any:
+        for k in range(LAYERS):
+            x = layer(x, jax.tree.map(lambda leaf, k=k: leaf[k], p))
+        return x
+
+    return stage
+
+
+def problem_of(stage: Layer) -> Problem:
+    def loss(params: Any, x: Any, i: Any, mark: Any) -> Any:
+        for p in params:
+            x = mark(stage(x, p))
+        return jnp.mean(x**2), ()
+
+    def weights(key: Any) -> Any:
+        layers = [models.up_and_down(k, WIDTH, 10) for k in jax.random.split(key, LAYERS)]
+        return jax.tree.map(lambda *leaves: jnp.stack(leaves), *layers)
+
+    params = [weights(key) for key in jax.random.split(jax.random.key(0), STAGES)]
+    batch = jax.random.normal(jax.random.key(1), (MICROBATCHES, ROWS, WIDTH))
+    return Problem(loss, params, batch, optax.sgd(0.01))
+
+
+CASES = [(scanned, layer) for layer in (in_bfloat16, transposed, normalised)]
+CASES += [(form, in_bfloat16) for form in (counted, nested, chosen_by_layer)]
+CASES += [(form, transposed) for form in (chosen_by_stage, everything_saved)]
+SCHEDULES = [jaxpp.Std1F1B(STAGES), jaxpp.ZeroBubble(STAGES)]
+
+
+def peaks_of(problem: Problem, schedule: Any, **options: Any) -> list[int]:
+    mesh = mesh_of(STAGES, {"data": 2} if options else {})
+    step = jaxpp.mpmd_jit_with_loop(pipelined_step(problem, schedule), mesh, **options)
+    return peak_bytes(step, problem)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda s: type(s).__name__)
+@pytest.mark.parametrize(("form", "layer"), CASES, ids=lambda function: function.__name__)
+def test_what_is_derived_from_weights_is_kept_once(
+    form: Any, layer: Layer, schedule: Any
+) -> None:
+    problem = problem_of(form(layer))
+    peaks = peaks_of(problem, schedule)
+    # The first rank keeps 4 microbatches, the last one a single one.
+    one_copy = LAYERS * 2 * WIDTH * 2 * WIDTH * (2 if layer is in_bfloat16 else 4)
+    assert peaks[0] - peaks[-1] < one_copy / 2, peaks
+
+
+@pytest.mark.parametrize(("form", "layer"), CASES, ids=lambda function: function.__name__)
+def test_it_trains_as_plain_jax(form: Any, layer: Layer) -> None:
+    problem = problem_of(form(layer))
+    tolerance = 1e-3 if layer is in_bfloat16 else 1e-5
+    assert_trains_equal(problem, SCHEDULES[1], make_mesh(STAGES), tolerance=tolerance)
+
+
+@pytest.mark.parametrize("layer", [in_bfloat16, transposed], ids=lambda layer: layer.__name__)
+@pytest.mark.parametrize("fsdp", ["use", "step"])
+def test_gathered_weights(layer: Layer, fsdp: str) -> None:
+    """A scan keeps no more than unrolled layers, up to some copies that it makes of its
+    activations."""
+    specs = {"up": P(None, "data"), "b": P(), "down": P(None, "data")}
+    options = {"in_specs": ([specs] * STAGES, None, P(None, "data")), "fsdp": fsdp}
+
+    def peak(form: Any) -> int:
+        return max(peaks_of(problem_of(form(layer)), SCHEDULES[0], **options))
+
+    gathered = LAYERS * 2 * WIDTH * 2 * WIDTH * 2
+    assert peak(scanned) < peak(unrolled) + gathered / 2
