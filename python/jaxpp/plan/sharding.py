@@ -184,6 +184,21 @@ def _sums(loop: FrontLoop) -> list[int | None]:
     return [v if type(o) is Add and isinstance(v, int) else None for v, o in pairs]
 
 
+def _batches(graph: Graph, loop: FrontLoop) -> list[int]:
+    """The values of which a loop takes the part that its index says."""
+    known, found = {loop.index}, list[int]()  # known: values that depend on the index alone
+    for number in range(loop.op):
+        op = graph.ops.get(number)
+        values = [o for o in op.operands if isinstance(o, int)] if op else []
+        if op is None or known.isdisjoint(values):
+            continue
+        if known.issuperset(values):
+            known.update(range(op.first_output, op.first_output + op.num_outputs))
+        elif op.primitive.name in ("dynamic_slice", "gather"):
+            found.append(values[0])
+    return found
+
+
 def _shard_shape(spec: PartitionSpec, aval: Any, mesh: Mesh) -> tuple[int, ...]:
     return NamedSharding(mesh, spec).shard_shape(physical_type(aval)[1])
 
@@ -405,8 +420,12 @@ class StepShardings:
     # --- Gathered weights ---
 
     def batch_axes(self) -> frozenset[str]:
-        """The axes of the batch: those over which the loops' results are partial sums."""
-        return frozenset(
+        """The axes over which the arrays are sharded that the loops take microbatches of; where
+        none is, the axes over which the loops' results are partial sums."""
+        taken = (v for loop in self._graph.loops for v in _batches(self._graph, loop))
+        axes = (axes_by_dimension(self._found.get(v, PartitionSpec())) for v in taken)
+        found = frozenset(a for by_dimension in axes for names in by_dimension for a in names)
+        return found or frozenset(
             axis
             for number, results in enumerate(self.partial)
             for k in self.partial_results(number)

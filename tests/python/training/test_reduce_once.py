@@ -237,7 +237,7 @@ def gathered(collectives: Any) -> dict[str, int]:
     return found
 
 
-FSDP_STAGES = (unrolled, checkpointed, scanned, in_bfloat16)
+FSDP_STAGES = (unrolled, checkpointed, scanned, scanned_and_checkpointed, in_bfloat16)
 
 
 @pytest.mark.sample(3)
@@ -280,6 +280,65 @@ def test_split_backwards_gather_once_for_both_halves():
     for stage in range(2):
         halves = tasks.get(f"bwd_i_{stage}", 0) + tasks.get(f"bwd_w_{stage}", 0)
         assert halves == whole[f"bwd_{stage}"]
+
+
+@pytest.mark.parametrize("model", [(), ("model",)], ids=["data", "data and model"])
+def test_weights_are_gathered_over_the_devices_of_the_batch(model: tuple[str, ...]) -> None:
+    """While the weights are sharded, Shardy shards the activations of this loop like them, and
+    no result is a sum over the batch's devices."""
+
+    def step(params: Any, xs: Any) -> Any:
+        def loss(params: Any, x: Any) -> Any:
+            body = jax.checkpoint(lambda h, p: (h + jnp.tanh(h @ p["up"]) @ p["down"], None))
+            for p in params:
+                x = jaxpp.mark_stage_end(jax.lax.scan(body, x, p)[0])
+            return jnp.mean(x**2)
+
+        one = lambda x: jax.value_and_grad(loss)(params, x)  # noqa: E731
+        losses, grads = jaxpp.treduce(one, xs, jaxpp.Std1F1B(2))  # losses: one a microbatch
+        return jax.tree.map(lambda w, g: w - 0.1 * g, params, grads), losses
+
+    layers = weights(2)["layers"]
+    params = [{"up": layers["up"], "down": layers["down"]}] * 2
+    xs = jax.random.normal(jax.random.key(1), (MICROBATCHES, ROWS, WIDTH))
+    specs = {"up": P(None, "data", *model), "down": P(None, ("data", *model))}
+    mesh = mesh_of(2, {"data": 2} | dict.fromkeys(model, 2))
+    options = {"in_specs": ([specs] * 2, P(None, "data")), "out_specs": ([specs] * 2, P())}
+    run = jaxpp.mpmd_jit_with_loop(step, mesh, fsdp="use", **options)
+    assert_equal(run(params, xs), jax.jit(step)(params, xs), 1e-5)
+    found = run.compile(params, xs).cost_summary().collectives
+    assert {"fwd_0", "fwd_1", "bwd_1"} <= set(gathered(found)), found
+    assert loop_tasks(found, "data", *SUMS) == ["fwd_1"]  # the loss of each microbatch
+    assert loop_tasks(found, "model", "all-gather") == []
+
+
+def test_tensor_parallel_weights_stay_sharded_beside_sequence_parallelism() -> None:
+    """The gradient of the scale is a sum over both axes, but the batch is sharded over one."""
+    constrained = jax.lax.with_sharding_constraint
+
+    def layer(h: Any, p: Any) -> Any:
+        h = constrained(h, P("data", "model"))
+        norm = h * jax.lax.rsqrt(jnp.mean(h * h, -1, keepdims=True) + 1e-6) * p["scale"]
+        norm = constrained(norm, P("data"))
+        return constrained(h + jnp.tanh(norm @ p["up"]) @ p["down"], P("data", "model"))
+
+    def loss(params: Any, x: Any, i: Any, mark: Any) -> Any:
+        for p in params:
+            x = mark(layer(x, p))
+        return jnp.mean(x**2), ()
+
+    layers = row(weights(1)["layers"], 0)
+    up, down = jnp.tile(layers["up"], (1, 4)), jnp.tile(layers["down"], (4, 1)) / 4
+    params = [{"scale": jnp.ones(WIDTH), "up": up, "down": down}] * 2
+    batch = jax.random.normal(jax.random.key(1), (MICROBATCHES, ROWS, LENGTH, WIDTH))
+    problem = Problem(loss, params, batch, optax.sgd(0.1))
+    specs = [{"scale": P(), "up": P("data", "model"), "down": P("model", "data")}] * 2
+    ins, outs = (specs, P(), P(None, "data")), (specs, P(), P(), P())
+    mesh = mesh_of(2, {"data": 2, "model": 2})
+    found = train(problem, jaxpp.Std1F1B(2), mesh, (ins, outs), fsdp="use")
+    over_model = [c for c in found if c.kind == "all-gather" and c.axes == "model"]
+    activation = ROWS // 2 * LENGTH * WIDTH * 4
+    assert max(c.bytes // c.times for c in over_model) < 2 * activation < up.nbytes
 
 
 def fsdp_step(**options: Any) -> tuple[Any, Any]:
