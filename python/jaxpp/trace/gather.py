@@ -81,7 +81,7 @@ class WeightGathers:
         first."""
         gather = self._of[weight]
         # Otherwise, Shardy could give the cast the sharding of its user, the gather.
-        kept = self._add(_gather_p, {"sharding": gather.before}, [cast], False)
+        kept = self._add(_gather_p, {"sharding": gather.before}, [cast], not gather.once)
         self._of[kept], self._weights[kept] = gather, self._weights[weight]
         return kept
 

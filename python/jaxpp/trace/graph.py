@@ -28,6 +28,7 @@ from jaxpp.operations import Add, kind_of
 from jaxpp.placements import physical_type
 from jaxpp.trace.bodies import is_recomputation, returned_operands
 from jaxpp.trace.builder import GraphBuilder
+from jaxpp.trace.casts import without_casts
 from jaxpp.trace.cheap import Patterns, is_cheap
 from jaxpp.trace.cross import place_p
 from jaxpp.trace.custom_calls import check_equation
@@ -143,7 +144,9 @@ class _Walker(GraphBuilder):
             outs = self.add_cast_weight(eqn, operands, self.gathers)
             if outs is not None:
                 return outs
-            operands = self.gathers.gather(operands)
+            if eqn.primitive.name == "scan":
+                eqn, sharded = self.add_casts(eqn, operands, self.gathers)
+            operands = self.gathers.gather(sharded)
         if called is not None:
             outer, self.in_backward = self.in_backward, self.is_backward(eqn)
             add = self.add_recomputation if is_recomputation(eqn) else self.add_called
@@ -176,9 +179,34 @@ class _Walker(GraphBuilder):
             return None
         if bytes_of(eqn.outvars[0].aval) > bytes_of(eqn.invars[0].aval):
             return None
-        (cast,) = self.add_call(eqn, operands)
-        assert isinstance(weight, int) and isinstance(cast, int)
-        return [gathers.follow_cast(weight, cast)]
+        return [self._cast_weight(eqn, weight, eqn.outvars[0].aval, gathers)]
+
+    def add_casts(
+        self, eqn: JaxprEqn, operands: list[Operand], gathers: WeightGathers
+    ) -> tuple[JaxprEqn, list[Operand]]:
+        """A scan without the casts of weights that are gathered, and its operands."""
+        chosen = [gathers.of(o) is not None for o in operands]
+        if not any(chosen):
+            return eqn, operands
+        eqn, types = without_casts(eqn, chosen)
+        return eqn, [
+            self._cast_weight(eqn, o, types[k], gathers) if k in types else o
+            for k, o in enumerate(operands)
+        ]
+
+    def _cast_weight(
+        self, eqn: JaxprEqn, weight: Operand, aval: Any, gathers: WeightGathers
+    ) -> int:
+        """The cast of a weight that is gathered. If it is gathered at each use, its shards are
+        cast there, too."""
+        gather = gathers.of(weight)
+        assert gather is not None
+        assert isinstance(weight, int)
+        flags = 0 if gather.once else _core.FLAG_CHEAP
+        params = {"new_dtype": aval.dtype, "weak_type": False, "sharding": None}
+        primitive = jax.lax.convert_element_type_p
+        cast = self._add(eqn, primitive, params, [weight], [aval], flags)
+        return gathers.follow_cast(weight, cast)
 
     def add_called(
         self, eqn: JaxprEqn, called: ClosedJaxpr | Jaxpr, operands: list[Operand]

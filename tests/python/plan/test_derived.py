@@ -3,6 +3,8 @@ is kept once for the loop, not once for each microbatch in flight."""
 
 from __future__ import annotations
 
+import pathlib
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -136,6 +138,28 @@ def test_it_trains_as_plain_jax(form: Any, layer: Layer) -> None:
     problem = problem_of(form(layer))
     tolerance = 1e-3 if layer is in_bfloat16 else 1e-5
     assert_trains_equal(problem, SCHEDULES[1], make_mesh(STAGES), tolerance=tolerance)
+
+
+@pytest.mark.parametrize("remat", [False, True], ids=["", "checkpoint"])
+@pytest.mark.parametrize("fsdp", ["use", "step"])
+def test_weights_that_a_scan_casts_are_gathered_after_the_cast(
+    fsdp: str, remat: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
+    problem = problem_of(scanned(jax.checkpoint(in_bfloat16) if remat else in_bfloat16))
+    specs = {"up": P(None, "data"), "b": P(), "down": P(None, "data")}
+    monkeypatch.setenv("JPP_DUMP", str(tmp_path))
+    assert_trains_equal(
+        problem,
+        SCHEDULES[0],
+        mesh_of(STAGES, {"data": 2}),
+        tolerance=1e-3,
+        in_specs=([specs] * STAGES, None, P(None, "data")),
+        fsdp=fsdp,
+    )
+    gather = re.compile(r"sharding_constraint \S+ <@mesh, \[{}, {}, {}\]> : tensor<\S+x(\w+)>")
+    tasks = ["fwd_1", "bwd_1"] if fsdp == "use" else ["before_loop_0_1"]
+    texts = [(tmp_path / f"{task}.mlir").read_text() for task in tasks]
+    assert [gather.findall(text) for text in texts] == [["bf16", "bf16"]] * len(tasks)
 
 
 @pytest.mark.parametrize("layer", [in_bfloat16, transposed], ids=lambda layer: layer.__name__)

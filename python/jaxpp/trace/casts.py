@@ -1,0 +1,69 @@
+"""Scans that cast their operands first, such as layers that compute in bfloat16."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax.extend.core import Jaxpr, JaxprEqn, Var
+
+from jaxpp.jax_internals.jaxprs import changed_jaxpr, new_var, scan_sizes
+from jaxpp.trace.bodies import bodies_of
+
+__all__ = ["without_casts"]
+
+_CAST = jax.lax.convert_element_type_p
+
+
+def _casts_of(jaxpr: Jaxpr, argument: Var) -> tuple[set[Var], set[Any]]:
+    """The argument with its names behind barriers, and the dtypes to which they are cast; no
+    dtypes if anything else uses them."""
+    names, dtypes = {argument}, set[Any]()
+    for eqn in jaxpr.eqns:
+        for position, operand in enumerate(eqn.invars):
+            if not isinstance(operand, Var) or operand not in names:
+                continue
+            if eqn.primitive is jax.lax.optimization_barrier_p:
+                names.add(eqn.outvars[position])
+            elif eqn.primitive is _CAST:
+                dtypes.add(eqn.params["new_dtype"])
+            else:
+                return names, set()
+    returned = any(isinstance(v, Var) and v in names for v in jaxpr.outvars)
+    return names, set() if returned else dtypes
+
+
+def without_casts(eqn: JaxprEqn, chosen: Sequence[bool]) -> tuple[JaxprEqn, dict[int, Any]]:
+    """A scan that takes the casts of the chosen operands where its iterations only cast them,
+    to a dtype that is not larger; and the types of these casts, by the operand's number."""
+    (closed,) = bodies_of(eqn)
+    num_consts, num_carry = scan_sizes(eqn.params)
+    changed: dict[Var, Var] = {}
+    types: dict[int, Any] = {}
+    for k, argument in enumerate(closed.jaxpr.invars):
+        if not chosen[k] or num_consts <= k < num_consts + num_carry:
+            continue
+        names, dtypes = _casts_of(closed.jaxpr, argument)
+        dtype = dtypes.pop() if len(dtypes) == 1 else None
+        if dtype is not None and dtype.itemsize <= argument.aval.dtype.itemsize:
+            changed.update((v, new_var(v.aval.update(dtype=dtype))) for v in names)
+            types[k] = eqn.invars[k].aval.update(dtype=dtype)
+    if not types:
+        return eqn, {}
+
+    def read(atom: Any) -> Any:
+        return changed.get(atom, atom) if isinstance(atom, Var) else atom
+
+    eqns = []
+    for inner in closed.jaxpr.eqns:
+        operand = inner.invars[0] if inner.primitive is _CAST else None
+        if isinstance(operand, Var) and operand in changed:
+            changed[inner.outvars[0]] = changed[operand]
+        else:
+            invars, outvars = map(read, inner.invars), map(read, inner.outvars)
+            eqns.append(inner.replace(invars=list(invars), outvars=list(outvars)))
+    invars, outvars = map(read, closed.jaxpr.invars), map(read, closed.jaxpr.outvars)
+    body = changed_jaxpr(closed, invars=list(invars), outvars=list(outvars), eqns=eqns)
+    operands = [new_var(types[k]) if k in types else v for k, v in enumerate(eqn.invars)]
+    return eqn.replace(invars=operands, params={**eqn.params, "jaxpr": body}), types
