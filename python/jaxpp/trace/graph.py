@@ -275,6 +275,8 @@ class _Walker(GraphBuilder):
         """Adds an equation of IN_TWO_PARTS of a forward pass. What its backward takes is not
         kept for each microbatch if it is an operand or computed from weights alone."""
         returned = {k: sharded[n] for k, n in returned_operands(eqn).items()}
+        if not returned:
+            return self.add_by_origin(eqn, operands)
         used = [k not in returned for k in range(len(eqn.outvars))]
         taken, rest = drop_unused_outputs(eqn, used)
         made: dict[int, Operand] = {}

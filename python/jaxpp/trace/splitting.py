@@ -524,7 +524,8 @@ class Splitter:
             recognises as operands.
         """
         everything = range(len(eqn.outvars))
-        reshaped = _reshaped_operands(eqn) if eqn.primitive.name == "shard_map" else []
+        is_map = eqn.primitive.name == "shard_map" and not has_effects(eqn)
+        reshaped = _reshaped_operands(eqn) if is_map else []
         of_each = (fixed_results(eqn, operands) for operands in (outside, cheap))
         once, again = ({k for k in everything if f[k]}.difference(reshaped) for f in of_each)
         again -= once

@@ -361,6 +361,19 @@ def test_a_map_keeps_no_weights_for_its_backward(stage, monkeypatch):
     assert all(f <= w for f, w in zip(found, without_maps, strict=True)), (found, without_maps)
 
 
+def test_a_map_with_effects_runs_once(capfd: pytest.CaptureFixture[str]) -> None:
+    """Its weights stay among its results: an op for them would print, too."""
+
+    def printing(x: Any, p: Any) -> Any:
+        jax.debug.print("seen")
+        return layer(x, p)
+
+    train(lambda x, ps: twice(x, ps, mapped(printing)), DATA, jaxpp.Std1F1B(2))
+    steps, layers, devices = 3, 4, 2
+    expected = steps * MICROBATCHES * layers * devices
+    assert capfd.readouterr().out.count("seen") == 2 * expected  # plain JAX prints, too
+
+
 def test_a_map_is_one_map_where_nothing_waits(tmp_path, monkeypatch):
     monkeypatch.setenv("JPP_DUMP", str(tmp_path))
     train(one_map, BOTH, jaxpp.Std1F1B(2))
