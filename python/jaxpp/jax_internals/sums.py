@@ -4,8 +4,9 @@ operations that are linear in them, and the reasons why other values are not suc
 from __future__ import annotations
 
 import dataclasses
+import types
 from collections import ChainMap, Counter
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -114,13 +115,18 @@ class Sums:
         self.sizes = sizes
         self.arguments = arguments
         self.of_ops = of_ops
-        # Terms that were analysed: many sums have the same ones.
+        # The axes over which the sum being analysed is to be partial; None: it is to be found.
+        self._wanted: Axes | None = None
+        # Terms that were analysed, because many sums have the same ones: in the sum being
+        # analysed, and in all, by the wanted axes.
         self._known: MutableMapping[_Term, _Known] = {}
+        self._known_by_wanted: dict[Axes | None, MutableMapping[_Term, _Known]] = {}
         # What is assumed of the results of loops that are being analysed.
         self._assumed: dict[_Term, _Found] = {}
         self._uses: list[_Use] = []  # by the term that is being analysed
         # Values that are not kept partial: the reason and the location of the cause.
         self._whole: dict[Any, tuple[str, Any]] = {}
+        self._batch_axes: Axes | None = None
         self._kept: dict[Any, Any] = {}  # values that have a constraint already
         self._partial: dict[Any, Axes] = {}  # values that are already partial
 
@@ -161,11 +167,29 @@ class Sums:
             return [], []
         return [numbers.input_feature_dimension], [numbers.kernel_input_feature_dimension]
 
+    def _left_sharded(
+        self, both: Sequence[Dimensions], pairs: Sequence[tuple[int, int]]
+    ) -> set[str]:
+        """The axes over which the result of a product with such operands stays sharded: those
+        along which one of them is sharded, other than the batch's."""
+        if self._wanted is not None:
+            return self.sizes.keys() - self._wanted
+        if self._batch_axes is None:
+            return set()
+        rest = (
+            names
+            for k, dims in enumerate(both)
+            for d, names in enumerate(dims)
+            if d not in [pair[k] for pair in pairs]
+        )
+        return {a for names in rest for a in names} - self._batch_axes
+
     def _product_rule(self, op: Any, calls: Calls) -> _Rule | None:
         operands = op.operands[0], op.operands[1]
         both = [self._dimensions(v, calls) for v in operands]
         pairs = list(zip(*self._contracted(op), strict=True))
-        summed = [both[0][i] or both[1][j] for i, j in pairs]
+        left = self._left_sharded(both, pairs)
+        summed = [tuple(a for a in both[0][i] or both[1][j] if a not in left) for i, j in pairs]
         named = [a for names in summed for a in names]
         axes = frozenset(named)
         if not axes or len(axes) < len(named):
@@ -302,28 +326,47 @@ class Sums:
 
     # --- Where a value is partial ---
 
-    def axes(self, results: Sequence[int]) -> dict[int, Axes | Blocked | None]:
+    def axes(
+        self,
+        results: Sequence[int],
+        wanted: Mapping[int, Axes] = types.MappingProxyType({}),
+        batch_axes: Axes | None = None,
+    ) -> dict[int, Axes | Blocked | None]:
         """The axes over which results of main are partial sums, or the reason why they
         are not; None for zeros.
+
+        Args:
+          results: their numbers.
+          wanted: the only axes over which products in a result are partial, where given.
+          batch_axes: the axes over which the batch is sharded, if known. Then a product is not
+            partial over other axes if one operand is sharded along them where it does not sum:
+            beside sequence parallelism, the gradients of tensor-parallel weights stay sharded.
 
         All users of such a sum must be linear in it too, up to other partial results, apart
         from those that add it up over the microbatches: `results` has its number once for
         each of these.
         """
+        self._batch_axes = batch_axes
         end = returned(self.main.regions[0])
         adders = Counter(end.operands[k] for k in results)
         found: dict[int, Axes | Blocked | None] = {}
         uses: dict[int, set[Any]] = {}  # what each of them consists of
         left = list(dict.fromkeys(results))
         while left:
-            self._known = {}
+            self._known_by_wanted = {}
             for k in left:
+                self._want(wanted.get(k))
                 found[k] = self._axes_or_reason(end.operands[k])
                 uses[k] = {(end.operands[k], ()), *self._all_uses(end.operands[k])}
             shared = self._used_elsewhere(end, found, uses, adders)
             self._whole.update(shared)
             left = [k for k in found if any(use[0] in shared for use in uses[k])]
         return found
+
+    def _want(self, axes: Axes | None) -> None:
+        """Begins the analysis of a sum that is to be partial over these axes."""
+        self._wanted = axes
+        self._known = self._known_by_wanted.setdefault(axes, {})
 
     def _axes_or_reason(self, value: Any) -> Axes | Blocked | None:
         try:

@@ -387,6 +387,12 @@ class StepShardings:
             "value there",
         )
 
+    def _axes_of_batches(self) -> frozenset[str] | None:
+        """The axes over which the arrays are sharded that the loops take microbatches of."""
+        taken = (v for loop in self._graph.loops for v in _batches(self._graph, loop))
+        axes = (axes_by_dimension(self._found.get(v, PartitionSpec())) for v in taken)
+        return frozenset(a for by_dim in axes for names in by_dim for a in names) or None
+
     # --- Partial sums ---
 
     def find_partial(self, staged: _core.Staged) -> None:
@@ -394,7 +400,8 @@ class StepShardings:
         self.infer(staged)
         propagated, position = self._propagated
         sums = [v for loop in self._graph.loops for v in _sums(loop) if v is not None]
-        axes = propagated.partials.axes([position[v] for v in sums])
+        results = [position[v] for v in sums]
+        axes = propagated.partials.axes(results, batch_axes=self._axes_of_batches())
         found: dict[int | None, Any] = {v: axes[position[v]] for v in sums}
         # The types of values with explicit axes say it.
         typed = {v: self._unreduced_type(v) for v in sums}
@@ -420,12 +427,9 @@ class StepShardings:
     # --- Gathered weights ---
 
     def batch_axes(self) -> frozenset[str]:
-        """The axes over which the arrays are sharded that the loops take microbatches of; where
-        none is, the axes over which the loops' results are partial sums."""
-        taken = (v for loop in self._graph.loops for v in _batches(self._graph, loop))
-        axes = (axes_by_dimension(self._found.get(v, PartitionSpec())) for v in taken)
-        found = frozenset(a for by_dimension in axes for names in by_dimension for a in names)
-        return found or frozenset(
+        """The axes over which the loops' batches are sharded; where none is, the axes over
+        which the loops' results are partial sums."""
+        return self._axes_of_batches() or frozenset(
             axis
             for number, results in enumerate(self.partial)
             for k in self.partial_results(number)

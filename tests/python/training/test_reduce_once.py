@@ -312,8 +312,10 @@ def test_weights_are_gathered_over_the_devices_of_the_batch(model: tuple[str, ..
     assert loop_tasks(found, "model", "all-gather") == []
 
 
-def test_tensor_parallel_weights_stay_sharded_beside_sequence_parallelism() -> None:
-    """The gradient of the scale is a sum over both axes, but the batch is sharded over one."""
+@pytest.mark.parametrize("fsdp", ["use", None])
+def test_tensor_parallel_weights_stay_sharded_beside_sequence_parallelism(fsdp: Any) -> None:
+    """The gradient of the scale is a sum over both axes, but the batch is sharded over one, and
+    the gradients of the other weights stay sharded over the other one."""
     constrained = jax.lax.with_sharding_constraint
 
     def layer(h: Any, p: Any) -> Any:
@@ -335,10 +337,13 @@ def test_tensor_parallel_weights_stay_sharded_beside_sequence_parallelism() -> N
     specs = [{"scale": P(), "up": P("data", "model"), "down": P("model", "data")}] * 2
     ins, outs = (specs, P(), P(None, "data")), (specs, P(), P(), P())
     mesh = mesh_of(2, {"data": 2, "model": 2})
-    found = train(problem, jaxpp.Std1F1B(2), mesh, (ins, outs), fsdp="use")
+    found = train(problem, jaxpp.Std1F1B(2), mesh, (ins, outs), fsdp=fsdp)
     over_model = [c for c in found if c.kind == "all-gather" and c.axes == "model"]
     activation = ROWS // 2 * LENGTH * WIDTH * 4
     assert max(c.bytes // c.times for c in over_model) < 2 * activation < up.nbytes
+    assert "all-to-all" not in {c.kind for c in found}
+    after = [c for c in found if c.task.startswith("after") and "model" in c.axes]
+    assert 0 < max(c.bytes for c in after) < 100, after  # the scale and scalars
 
 
 def fsdp_step(**options: Any) -> tuple[Any, Any]:
