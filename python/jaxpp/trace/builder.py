@@ -167,10 +167,16 @@ class GraphBuilder:
         primitive = jax.lax.convert_element_type_p
         return self._add(None, primitive, params, [operand], [aval], _core.FLAG_CHEAP)
 
-    def _add_like(
-        self, primitive: Any, params: dict[str, Any], operands: list[Operand], cheap: bool
+    def _add_own(
+        self,
+        primitive: Any,
+        params: dict[str, Any],
+        operands: list[Operand],
+        aval: Any,
+        cheap: bool,
     ) -> int:
-        """Adds an op that belongs to no equation, whose result has the type of its first
+        """Adds an op that belongs to no equation; None: its result has the type of its first
         operand."""
+        aval = self.avals[operands[0]] if aval is None else aval
         flags = _core.FLAG_CHEAP if cheap else 0
-        return self._add(None, primitive, params, operands, [self.avals[operands[0]]], flags)
+        return self._add(None, primitive, params, operands, [aval], flags)

@@ -7,9 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
-from jax.extend.core import Primitive
+from jax.extend.core import JaxprEqn, Primitive
 from jax.interpreters import mlir
 from jax.sharding import NamedSharding
+
+from jaxpp.trace.casts import without_casts
+from jaxpp.trace.work import bytes_of
 
 __all__ = ["Gather", "WeightGathers"]
 
@@ -49,14 +52,15 @@ class WeightGathers:
 
     Args:
       gathers: the gathers of weights, by value.
-      add: adds an op of a primitive, with its params and operands, whose result has the type of
-        the first, and returns the result; `cheap`: each task that needs the result computes it.
+      add: adds an op of a primitive, with its params, operands and the type of its result
+        (None: as the first operand), and returns the result; `cheap`: each task that needs the
+        result computes it.
     """
 
     def __init__(
         self,
         gathers: Mapping[int, Gather],
-        add: Callable[[Any, dict[str, Any], list[Any], bool], int],
+        add: Callable[[Any, dict[str, Any], list[Any], Any, bool], int],
     ) -> None:
         self._of = dict(gathers)
         self._add = add
@@ -76,12 +80,35 @@ class WeightGathers:
         """How an operand is gathered; None if it is not gathered."""
         return self._of.get(operand) if isinstance(operand, int) else None
 
-    def follow_cast(self, weight: int, cast: int) -> int:
-        """Gathers the cast of a weight instead of the weight, so that shards are cast
-        first."""
+    def cast(self, eqn: JaxprEqn, operands: Sequence[Any]) -> int | None:
+        """The result of a cast of a weight to a type that is not larger; None for any other
+        equation."""
+        if eqn.primitive is not jax.lax.convert_element_type_p or self.of(operands[0]) is None:
+            return None
+        (before,), (after,) = eqn.invars, eqn.outvars
+        larger = bytes_of(after.aval) > bytes_of(before.aval)
+        return None if larger else self._cast(operands[0], after.aval)
+
+    def cast_before(self, eqn: JaxprEqn, operands: list[Any]) -> tuple[JaxprEqn, list[Any]]:
+        """The equation with its operands; without the casts of weights, if it is a scan that
+        only casts them."""
+        chosen = [self.of(o) is not None for o in operands]
+        if eqn.primitive.name != "scan" or not any(chosen):
+            return eqn, operands
+        eqn, types = without_casts(eqn, chosen)
+        return eqn, [
+            self._cast(o, types[k]) if k in types else o for k, o in enumerate(operands)
+        ]
+
+    def _cast(self, weight: int, aval: Any) -> int:
+        """The cast of a weight, which is gathered instead of the weight, so that shards are
+        cast first; in each task, if it is gathered at each use."""
         gather = self._of[weight]
+        params = {"new_dtype": aval.dtype, "weak_type": False, "sharding": None}
+        primitive, cheap = jax.lax.convert_element_type_p, not gather.once
+        cast = self._add(primitive, params, [weight], aval, cheap)
         # Otherwise, Shardy could give the cast the sharding of its user, the gather.
-        kept = self._add(_gather_p, {"sharding": gather.before}, [cast], not gather.once)
+        kept = self._add(_gather_p, {"sharding": gather.before}, [cast], None, cheap)
         self._of[kept], self._weights[kept] = gather, self._weights[weight]
         return kept
 
@@ -95,7 +122,7 @@ class WeightGathers:
             if gather is not None and value not in self._made:
                 taken = [value] if gather.once else [value, self._index]
                 params = {"sharding": gather.after}
-                self._made[value] = self._add(_gather_p, params, taken, not gather.once)
+                self._made[value] = self._add(_gather_p, params, taken, None, not gather.once)
                 self.gathered.add(self._weights[value])
                 if not gather.once:
                     self._parts.add(self._made[value])

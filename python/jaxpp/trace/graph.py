@@ -28,7 +28,6 @@ from jaxpp.operations import Add, kind_of
 from jaxpp.placements import physical_type
 from jaxpp.trace.bodies import is_recomputation, returned_operands
 from jaxpp.trace.builder import GraphBuilder
-from jaxpp.trace.casts import without_casts
 from jaxpp.trace.cheap import Patterns, is_cheap
 from jaxpp.trace.cross import place_p
 from jaxpp.trace.custom_calls import check_equation
@@ -61,7 +60,6 @@ from jaxpp.trace.splitting import (
     PartOp,
     Splitter,
 )
-from jaxpp.trace.work import bytes_of
 from jaxpp.trace.written import Place, task_p, transfer_p
 
 __all__ = ["build_graph"]
@@ -79,7 +77,7 @@ class _Walker(GraphBuilder):
     ) -> None:
         super().__init__(name, ranks)
         self.loop_length = loop_length
-        self.gathers = WeightGathers(gathers, self._add_like) if gathers else None
+        self.gathers = WeightGathers(gathers, self._add_own) if gathers else None
         self.loops: list[FrontLoop] = []
         self.specs: dict[int, PartitionSpec] = {}
         self.sums: dict[int, Any] = {}  # the operands of sums that the planner may regroup
@@ -141,11 +139,9 @@ class _Walker(GraphBuilder):
             return operands  # an op would copy a frozen weight once a step
         called, sharded = inlined(eqn), operands
         if called is None and self.outside is not None and self.gathers:
-            outs = self.add_cast_weight(eqn, operands, self.gathers)
-            if outs is not None:
-                return outs
-            if eqn.primitive.name == "scan":
-                eqn, sharded = self.add_casts(eqn, operands, self.gathers)
+            if (cast := self.gathers.cast(eqn, operands)) is not None:
+                return [cast]
+            eqn, sharded = self.gathers.cast_before(eqn, operands)
             operands = self.gathers.gather(sharded)
         if called is not None:
             outer, self.in_backward = self.in_backward, self.is_backward(eqn)
@@ -166,47 +162,6 @@ class _Walker(GraphBuilder):
             if eqn.primitive.name in ("scan", "while") and not eqn.effects:
                 return self.add_parts(eqn, operands, self.splitter.by_result(eqn))
         return self.add_call(eqn, operands)
-
-    def add_cast_weight(
-        self, eqn: JaxprEqn, operands: list[Operand], gathers: WeightGathers
-    ) -> list[Operand] | None:
-        """A cast of a weight that is gathered to a type that is not larger; None for
-        anything else."""
-        if eqn.primitive is not jax.lax.convert_element_type_p:
-            return None
-        (weight,) = operands
-        if gathers.of(weight) is None:
-            return None
-        if bytes_of(eqn.outvars[0].aval) > bytes_of(eqn.invars[0].aval):
-            return None
-        return [self._cast_weight(eqn, weight, eqn.outvars[0].aval, gathers)]
-
-    def add_casts(
-        self, eqn: JaxprEqn, operands: list[Operand], gathers: WeightGathers
-    ) -> tuple[JaxprEqn, list[Operand]]:
-        """A scan without the casts of weights that are gathered, and its operands."""
-        chosen = [gathers.of(o) is not None for o in operands]
-        if not any(chosen):
-            return eqn, operands
-        eqn, types = without_casts(eqn, chosen)
-        return eqn, [
-            self._cast_weight(eqn, o, types[k], gathers) if k in types else o
-            for k, o in enumerate(operands)
-        ]
-
-    def _cast_weight(
-        self, eqn: JaxprEqn, weight: Operand, aval: Any, gathers: WeightGathers
-    ) -> int:
-        """The cast of a weight that is gathered. If it is gathered at each use, its shards are
-        cast there, too."""
-        gather = gathers.of(weight)
-        assert gather is not None
-        assert isinstance(weight, int)
-        flags = 0 if gather.once else _core.FLAG_CHEAP
-        params = {"new_dtype": aval.dtype, "weak_type": False, "sharding": None}
-        primitive = jax.lax.convert_element_type_p
-        cast = self._add(eqn, primitive, params, [weight], [aval], flags)
-        return gathers.follow_cast(weight, cast)
 
     def add_called(
         self, eqn: JaxprEqn, called: ClosedJaxpr | Jaxpr, operands: list[Operand]
