@@ -142,8 +142,13 @@ def _recurrent(p: Any, x: Any) -> Any:
 _LAYERS = (_dense, _residual, _normalized, _gated)
 
 
-def _scanned(p: Any, x: Any) -> Any:
-    return jax.lax.scan(lambda x, q: (_dense(q, x), None), x, p)[0]
+def _derived(p: Any, x: Any) -> Any:
+    """Takes the norm of its weights and transposes them before it uses them."""
+    return jnp.tanh(x @ (p["w"] / (1 + jnp.linalg.norm(p["w"], axis=0))).T + p["b"])
+
+
+def _scanned(layer: Any) -> Any:
+    return lambda p, x: jax.lax.scan(lambda x, q: (layer(q, x), None), x, p)[0]
 
 
 def _map_rows(layer: Any) -> Any:
@@ -218,7 +223,12 @@ _OPTIONS = (
     # "rectified": layers with a ReLU, whose mask a stage keeps
     # "mapped": layers in a shard_map over the rows of the batch
     # "recurrent": layers that scan over the steps of a cell
+    # "derived": layers that compute with what they derive from their weights
+    # "use", "step": weights sharded over the rows' devices, and fsdp= of this name
 )
+
+
+_DRAWN_APART = ("stopped", "rectified", "mapped", "recurrent", "derived", "use", "step")
 
 
 def _optimizer(name: str, dtype: str) -> Any:
@@ -292,9 +302,11 @@ def _make_loss(rng: random.Random, case: Case) -> Callable[..., Any]:
     for option, old, new in (
         ("rectified", _dense, _rectified),
         ("recurrent", _residual, _recurrent),
+        ("derived", _dense, _derived),
     ):
         if option in options:
             kinds = [[new if k is old else k for k in of_stage] for of_stage in kinds]
+    scanned = _scanned(_derived if "derived" in options else _dense)
     tie = (rng.randrange(case.stages), rng.randrange(case.stages))
     skip = sorted(rng.randrange(case.stages) for _ in range(2))
     constant = np.linspace(0.5, 1.5, _WIDTH, dtype=np.float32)
@@ -318,13 +330,13 @@ def _make_loss(rng: random.Random, case: Case) -> Callable[..., Any]:
         if "stacked" in options:
             if "scan" in options:
                 part = jax.tree.map(lambda a: a[starts[s] : starts[s + 1]], params["all"])
-                return run_layer(_scanned, part, x)
+                return run_layer(scanned, part, x)
             for k, kind in enumerate(kinds[s]):
                 at = int(starts[s]) + k
                 x = run_layer(kind, jax.tree.map(lambda a, at=at: a[at], params["all"]), x)
             return x
         if "scan" in options:
-            return run_layer(_scanned, params["layers"][s], x)
+            return run_layer(scanned, params["layers"][s], x)
         for kind, p in zip(kinds[s], params["layers"][s], strict=True):
             x = run_layer(kind, p, x)
         return x
@@ -432,11 +444,7 @@ def make_case(seed: int) -> Case:
         options=[
             *(name for name in _OPTIONS if rng.random() < 0.25),
             # Drawn apart, so that seeds keep their models.
-            *(
-                name
-                for name in ("stopped", "rectified", "mapped", "recurrent")
-                if random.Random(f"{name} {seed}").random() < 0.25
-            ),
+            *(name for name in _DRAWN_APART if random.Random(f"{name} {seed}").random() < 0.25),
         ],
     )
     if case.optimizer == "lion":
@@ -497,12 +505,19 @@ def _plain(case: Case) -> Callable[..., Any]:
     return jax.jit(step, compiler_options=_ROUND)
 
 
+def _fsdp(case: Case) -> str | None:
+    return next((when for when in ("use", "step") if when in case.options), None)
+
+
 def _specs(case: Case, mesh: Any) -> Any:
     sizes = mesh.lowering_mesh().shape
 
     def of(leaf: Any) -> PartitionSpec:
-        axis = "model" if "model" in sizes else "data"
-        return PartitionSpec(*[None] * (np.ndim(leaf) - 1), axis) if np.ndim(leaf) > 1 else None
+        last = ["model" if "model" in sizes else "data"]
+        if _fsdp(case) is not None and np.shape(leaf)[-2:] == (_WIDTH, _WIDTH):
+            last = ["data", "model" if "model" in sizes else None]
+        before = [None] * (np.ndim(leaf) - len(last))
+        return PartitionSpec(*before, *last) if np.ndim(leaf) > 1 else None
 
     return jax.tree.map(of, case.params), None, PartitionSpec(None, "data"), None
 
@@ -539,8 +554,8 @@ def pipelined(case: Case, mesh: Any, in_specs: Any = None) -> Callable[..., Any]
         return jax.lax.with_sharding_constraint(x, PartitionSpec("data"))
 
     options: dict[str, Any] = {"out_shardings": _out_shardings(case, mesh)}
-    if in_specs is None and "specs" in case.options and case.axes:
-        in_specs = _specs(case, mesh)
+    if in_specs is None and case.axes and ("specs" in case.options or _fsdp(case)):
+        in_specs, options["fsdp"] = _specs(case, mesh), _fsdp(case)
     if in_specs is not None:
         options["in_specs"] = in_specs
     if "donated" in case.options:
