@@ -170,8 +170,9 @@ class Sums:
     def _left_sharded(
         self, both: Sequence[Dimensions], pairs: Sequence[tuple[int, int]]
     ) -> set[str]:
-        """The axes over which the result of a product with such operands stays sharded: those
-        along which one of them is sharded, other than the batch's."""
+        """The axes over which a product with such operands is not partial: those that are not
+        wanted; where that is not known, those that shard an operand along another dimension
+        than the summed ones, except the batch's."""
         if self._wanted is not None:
             return self.sizes.keys() - self._wanted
         if self._batch_axes is None:

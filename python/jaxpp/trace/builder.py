@@ -175,8 +175,8 @@ class GraphBuilder:
         aval: Any,
         cheap: bool,
     ) -> int:
-        """Adds an op that belongs to no equation; None: its result has the type of its first
-        operand."""
+        """Adds an op that belongs to no equation. `aval`: the type of its result; None: as its
+        first operand."""
         aval = self.avals[operands[0]] if aval is None else aval
         flags = _core.FLAG_CHEAP if cheap else 0
         return self._add(None, primitive, params, operands, [aval], flags)

@@ -245,6 +245,7 @@ class _Walker(GraphBuilder):
         ]
 
     def add_by_origin(self, eqn: JaxprEqn, operands: list[Operand]) -> list[Operand]:
+        """Adds an equation of a forward pass in the parts that depend on different operands."""
         outside = [not isinstance(o, int) or self._is_outside(o) for o in operands]
         again = self.gathers.gathered_again(operands) if self.gathers else outside
         cheap = list(map(operator.or_, outside, again))
