@@ -39,7 +39,7 @@ from jaxpp.jax_internals.jaxprs import (
     undefined,
 )
 from jaxpp.trace.bodies import bodies_of, fixed_results
-from jaxpp.trace.work import flops
+from jaxpp.trace.work import bytes_of, flops
 
 __all__ = [
     "IN_TWO_PARTS",
@@ -487,6 +487,15 @@ def _as_eqns(eqn: JaxprEqn, parts: Sequence[PartOp]) -> list[JaxprEqn]:
 # --- What a forward pass computes from some operands only --------------------------------
 
 
+# Of so many bytes that are kept, one may be kept for each microbatch: a scale of norms, for
+# example, is not worth a scan of its own.
+_NEGLIGIBLE = 256
+
+
+def _bytes(eqn: JaxprEqn, results: Iterable[int]) -> int:
+    return sum(bytes_of(eqn.outvars[k].aval) for k in results)
+
+
 def _reshaped_operands(eqn: JaxprEqn) -> list[int]:
     """The results of a shard_map that are operands in another shape."""
     body = _Body(bodies_of(eqn)[0], [False] * len(eqn.outvars))
@@ -516,7 +525,7 @@ class Splitter:
 
         Args:
           outside: the operands from outside the loop. The results that are computed from these
-            alone are one part, which is hoisted out of the loop.
+            alone are one part, which is hoisted out of the loop, unless they are too small.
           cheap: these, and the operands that each task makes. The results that are computed
             from these alone, apart from the former ones, are a part that each task computes.
             So are the operands that a shard_map returns in another shape. Among these are all
@@ -530,6 +539,8 @@ class Splitter:
         once, again = ({k for k in everything if f[k]}.difference(reshaped) for f in of_each)
         again -= once
         others = {*everything}.difference(reshaped, once, again)
+        if not is_map and _bytes(eqn, others) > _NEGLIGIBLE * _bytes(eqn, once):
+            once, others = set(), others | once
         if once and others and not again and eqn.primitive.name == "scan":
             if parts := self.in_two(eqn, [k in once for k in everything]):
                 return [], list(parts)

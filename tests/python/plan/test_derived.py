@@ -140,6 +140,25 @@ def test_it_trains_as_plain_jax(form: Any, layer: Layer) -> None:
     assert_trains_equal(problem, SCHEDULES[1], make_mesh(STAGES), tolerance=tolerance)
 
 
+def test_small_values_are_kept_for_each_microbatch(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
+    """A scan of its own would take long to compile."""
+
+    def scaled(x: Any, p: Any) -> Any:
+        return in_rows(jnp.tile(x, (64, 1)) * p["b"][None, :WIDTH], p)[:ROWS]
+
+    def in_rows(x: Any, p: Any) -> Any:
+        return x + jnp.tanh(x @ p["up"]) @ p["down"]
+
+    problem = problem_of(scanned(scaled))
+    monkeypatch.setenv("JPP_DUMP", str(tmp_path))
+    assert_trains_equal(problem, SCHEDULES[0], mesh_of(STAGES, {}), steps=1)
+    assert "stablehlo.while" in (tmp_path / "fwd_1.mlir").read_text()
+    before = [path.read_text() for path in tmp_path.glob("before_loop*.mlir")]
+    assert not any("stablehlo.while" in text for text in before)
+
+
 @pytest.mark.parametrize("remat", [False, True], ids=["", "checkpoint"])
 @pytest.mark.parametrize("fsdp", ["use", "step"])
 def test_weights_that_a_scan_casts_are_gathered_after_the_cast(
