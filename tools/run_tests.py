@@ -97,7 +97,7 @@ def one(*command: str) -> tuple[int, int]:
 def tracked(*patterns: str) -> list[str]:
     """Files of the working tree, with or without git."""
     found = [p for pattern in patterns for p in ROOT.rglob(pattern)]
-    hidden = ("build", ".")  # .venv, .git, and what an interrupted installation leaves
+    hidden = ("build", ".")  # .venv, .git, and the folders of interrupted installations
     parts = [p.relative_to(ROOT) for p in found]
     return sorted(str(p) for p in parts if not p.parts[0].startswith(hidden))
 

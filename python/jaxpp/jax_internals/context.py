@@ -58,7 +58,7 @@ def context_mesh(mesh: Mesh | None, whole: Mesh | None = None) -> Iterator[None]
 
 # JAX 0.10.2, 0.11.2: config.disallow_mesh_context_manager.
 def enter_mesh(mesh: Mesh) -> None:
-    """`with mesh:`, which only names axes, also where JAX's settings refuse it. Its
+    """Enters `with mesh:`, even if JAX's settings forbid it. This context only names axes; its
     replacement, `jax.set_mesh`, would place every new array on all devices and reject arrays of
     one rank.
     """

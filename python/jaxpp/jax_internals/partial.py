@@ -139,11 +139,11 @@ class Partials(Sums):
         for k, axes in arguments.items():
             self._partial[block.arguments[k]] = axes
         end = returned(self.main.regions[0])
-        found = self.axes(list(results), wanted=results)
+        found = self.axes(list(results), required=results)
         others = [k for k, axes in results.items() if found[k] not in (None, axes)]
         for k, axes in results.items():
             if k not in others:
-                self._want(axes)
+                self._require(axes)
                 end.operands[k] = self._kept_value(end.operands[k], (), axes)
         for k in others:
             end.operands[k] = self._made_partial(end.operands[k], (), results[k])

@@ -115,12 +115,11 @@ class Sums:
         self.sizes = sizes
         self.arguments = arguments
         self.of_ops = of_ops
-        # The axes over which the sum being analysed is to be partial; None: it is to be found.
-        self._wanted: Axes | None = None
-        # Terms that were analysed, because many sums have the same ones: in the sum being
-        # analysed, and in all, by the wanted axes.
+        # The required axes of the sum being analysed; None: the analysis finds them.
+        self._required: Axes | None = None
+        # Sums share terms, so results are kept: under the current required axes, and by them.
         self._known: MutableMapping[_Term, _Known] = {}
-        self._known_by_wanted: dict[Axes | None, MutableMapping[_Term, _Known]] = {}
+        self._known_by_required: dict[Axes | None, MutableMapping[_Term, _Known]] = {}
         # What is assumed of the results of loops that are being analysed.
         self._assumed: dict[_Term, _Found] = {}
         self._uses: list[_Use] = []  # by the term that is being analysed
@@ -170,11 +169,11 @@ class Sums:
     def _left_sharded(
         self, both: Sequence[Dimensions], pairs: Sequence[tuple[int, int]]
     ) -> set[str]:
-        """The axes over which a product with such operands is not partial: those that are not
-        wanted; where that is not known, those that shard an operand along another dimension
-        than the summed ones, except the batch's."""
-        if self._wanted is not None:
-            return self.sizes.keys() - self._wanted
+        """The axes over which a product must not be partial. If the sum has required axes,
+        these are all others. Otherwise, they are the axes, except the batch's, that shard an
+        operand along a dimension that is not summed."""
+        if self._required is not None:
+            return self.sizes.keys() - self._required
         if self._batch_axes is None:
             return set()
         rest = (
@@ -330,7 +329,7 @@ class Sums:
     def axes(
         self,
         results: Sequence[int],
-        wanted: Mapping[int, Axes] = types.MappingProxyType({}),
+        required: Mapping[int, Axes] = types.MappingProxyType({}),
         batch_axes: Axes | None = None,
     ) -> dict[int, Axes | Blocked | None]:
         """The axes over which results of main are partial sums, or the reason why they
@@ -338,10 +337,10 @@ class Sums:
 
         Args:
           results: their numbers.
-          wanted: the only axes over which products in a result are partial, where given.
-          batch_axes: the axes over which the batch is sharded, if known. Then a product is not
-            partial over other axes if one operand is sharded along them where it does not sum:
-            beside sequence parallelism, the gradients of tensor-parallel weights stay sharded.
+          required: the required axes of results: products are partial over no others.
+          batch_axes: the axes that shard the batch, if known. A product is not partial over any
+            other axis that shards an operand along a dimension that is not summed: with
+            sequence parallelism, gradients of tensor-parallel weights stay sharded.
 
         All users of such a sum must be linear in it too, up to other partial results, apart
         from those that add it up over the microbatches: `results` has its number once for
@@ -354,9 +353,9 @@ class Sums:
         uses: dict[int, set[Any]] = {}  # what each of them consists of
         left = list(dict.fromkeys(results))
         while left:
-            self._known_by_wanted = {}
+            self._known_by_required = {}
             for k in left:
-                self._want(wanted.get(k))
+                self._require(required.get(k))
                 found[k] = self._axes_or_reason(end.operands[k])
                 uses[k] = {(end.operands[k], ()), *self._all_uses(end.operands[k])}
             shared = self._used_elsewhere(end, found, uses, adders)
@@ -364,10 +363,10 @@ class Sums:
             left = [k for k in found if any(use[0] in shared for use in uses[k])]
         return found
 
-    def _want(self, axes: Axes | None) -> None:
-        """Begins the analysis of a sum that is to be partial over these axes."""
-        self._wanted = axes
-        self._known = self._known_by_wanted.setdefault(axes, {})
+    def _require(self, axes: Axes | None) -> None:
+        """Sets the required axes of the sums that are analysed next."""
+        self._required = axes
+        self._known = self._known_by_required.setdefault(axes, {})
 
     def _axes_or_reason(self, value: Any) -> Axes | Blocked | None:
         try:

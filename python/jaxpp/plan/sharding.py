@@ -184,21 +184,6 @@ def _sums(loop: FrontLoop) -> list[int | None]:
     return [v if type(o) is Add and isinstance(v, int) else None for v, o in pairs]
 
 
-def _batches(graph: Graph, loop: FrontLoop) -> list[int]:
-    """The values of which a loop takes the part that its index says."""
-    known, found = {loop.index}, list[int]()  # known: values that depend on the index alone
-    for number in range(loop.op):
-        op = graph.ops.get(number)
-        values = [o for o in op.operands if isinstance(o, int)] if op else []
-        if op is None or known.isdisjoint(values):
-            continue
-        if known.issuperset(values):
-            known.update(range(op.first_output, op.first_output + op.num_outputs))
-        elif op.primitive.name in ("dynamic_slice", "gather"):
-            found.append(values[0])
-    return found
-
-
 def _shard_shape(spec: PartitionSpec, aval: Any, mesh: Mesh) -> tuple[int, ...]:
     return NamedSharding(mesh, spec).shard_shape(physical_type(aval)[1])
 
@@ -388,9 +373,9 @@ class StepShardings:
         )
 
     def _axes_of_batches(self) -> frozenset[str] | None:
-        """The axes over which the arrays are sharded that the loops take microbatches of."""
-        taken = (v for loop in self._graph.loops for v in _batches(self._graph, loop))
-        axes = (axes_by_dimension(self._found.get(v, PartitionSpec())) for v in taken)
+        """The axes that shard the loops' batches; None if they are whole."""
+        batches = (v for loop in self._graph.loops for v in loop.batches)
+        axes = (axes_by_dimension(self._found.get(v, PartitionSpec())) for v in batches)
         return frozenset(a for by_dim in axes for names in by_dim for a in names) or None
 
     # --- Partial sums ---
@@ -427,8 +412,8 @@ class StepShardings:
     # --- Gathered weights ---
 
     def batch_axes(self) -> frozenset[str]:
-        """The axes over which the loops' batches are sharded; where none is, the axes over
-        which the loops' results are partial sums."""
+        """The axes that shard the loops' batches. If the batches are whole, the axes over which
+        the loops' results are partial sums."""
         return self._axes_of_batches() or frozenset(
             axis
             for number, results in enumerate(self.partial)

@@ -45,6 +45,10 @@ class GraphBuilder:
         self.const_values: dict[int, int] = {}  # id of a constant -> its value
         self.constants = StageConstants()
         self.outside: set[int] | None = None  # in a body: loop-invariant values
+        # In a body: the loop's index and values that depend on it alone, and the values that
+        # the index slices.
+        self.from_index: set[int] = set()
+        self.batches: set[int] = set()
         self.branches: tuple[Branch, ...] = ()  # enclosing conditions
 
     def add_arg(
@@ -146,9 +150,19 @@ class GraphBuilder:
             self.transposed.update(range(first, first + len(avals)))
         for k, (aval, own) in enumerate(zip(avals, memories, strict=True)):
             self._define(first + k, [aval], own)
-        if self.outside is not None and all(v in self.outside for v in values):
-            self.outside.update(range(first, first + len(avals)))
+        if self.outside is not None:
+            self._note_origin(name, values, range(first, first + len(avals)))
         return first
+
+    def _note_origin(self, name: str, values: Sequence[int], results: range) -> None:
+        """Records whether the results of an op in a body depend on the loop's index."""
+        assert self.outside is not None
+        if self.outside.issuperset(values):
+            self.outside.update(results)
+        elif self.from_index.issuperset(values):
+            self.from_index.update(results)
+        elif name in ("dynamic_slice", "gather") and not self.from_index.isdisjoint(values[1:]):
+            self.batches.add(values[0])
 
     def _code(self, computed: Any, operands: Sequence[Operand]) -> int:
         """A number that is the same for equations that compute the same."""

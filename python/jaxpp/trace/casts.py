@@ -1,4 +1,4 @@
-"""Scans that cast their operands first, such as layers that compute in bfloat16."""
+"""Moves casts of operands out of scans, for layers that compute in bfloat16."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _CAST = jax.lax.convert_element_type_p
 
 
 def _casts_of(jaxpr: Jaxpr, argument: Var) -> tuple[set[Var], set[Any]]:
-    """The argument with its names behind barriers, and the dtypes to which they are cast; no
-    dtypes if anything else uses them."""
+    """The variables that equal an argument, behind barriers, and the dtypes to which equations
+    cast them; no dtypes if an equation uses them in another way."""
     names, dtypes = {argument}, set[Any]()
     for eqn in jaxpr.eqns:
         for position, operand in enumerate(eqn.invars):
@@ -35,8 +35,9 @@ def _casts_of(jaxpr: Jaxpr, argument: Var) -> tuple[set[Var], set[Any]]:
 
 
 def without_casts(eqn: JaxprEqn, chosen: Sequence[bool]) -> tuple[JaxprEqn, dict[int, Any]]:
-    """A scan that takes the casts of the chosen operands where its iterations only cast them,
-    to a dtype that is not larger; and the types of these casts, by the operand's number."""
+    """Returns the scan without the casts of chosen operands, which it takes instead, and the
+    types of the casts by the operand's number. An operand qualifies if the iterations use it
+    only to cast it to one dtype that is not larger."""
     (closed,) = bodies_of(eqn)
     num_consts, num_carry = scan_sizes(eqn.params)
     changed: dict[Var, Var] = {}

@@ -53,6 +53,7 @@ class FrontLoop:
     names: tuple[str, ...]  # the names of the results: "result[1]['w']"
     num_marks: int  # the number of stages that the body ends
     where: str  # the line of the treduce
+    batches: set[int]  # the values that the microbatch number slices
 
 
 @dataclasses.dataclass

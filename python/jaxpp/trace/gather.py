@@ -67,14 +67,12 @@ class WeightGathers:
         self._weights = {value: value for value in gathers}  # of weights and of their casts
         self.gathered: set[int] = set()  # the weights that a loop gathers
         self._made: dict[int, int] = {}  # in a loop's body: the gathered values of weights
-        self._parts: set[int] = set()  # values gathered at each use, and parts of them
+        self.parts: set[int] = set()  # values gathered at each use, and parts of them
         self._index: int | None = None  # of the loop
-        # The loop's index, and values that depend on it alone.
-        self._from_index: set[int] = set()
 
     def begin_loop(self, index: int) -> None:
-        self._made, self._parts = {}, set()
-        self._index, self._from_index = index, {index}
+        self._made, self.parts = {}, set()
+        self._index = index
 
     def of(self, operand: Any) -> Gather | None:
         """How an operand is gathered; None if it is not gathered."""
@@ -90,10 +88,12 @@ class WeightGathers:
         return None if larger else self._cast(operands[0], after.aval)
 
     def cast_before(self, eqn: JaxprEqn, operands: list[Any]) -> tuple[JaxprEqn, list[Any]]:
-        """The equation with its operands; without the casts of weights, if it is a scan that
-        only casts them."""
+        """The equation and its operands. A scan whose iterations cast weights takes the casts
+        instead."""
+        if eqn.primitive.name != "scan":
+            return eqn, operands
         chosen = [self.of(o) is not None for o in operands]
-        if eqn.primitive.name != "scan" or not any(chosen):
+        if not any(chosen):
             return eqn, operands
         eqn, types = without_casts(eqn, chosen)
         return eqn, [
@@ -101,8 +101,8 @@ class WeightGathers:
         ]
 
     def _cast(self, weight: int, aval: Any) -> int:
-        """The cast of a weight, which is gathered instead of the weight, so that shards are
-        cast first; in each task, if it is gathered at each use."""
+        """Casts the shards of a weight, so that the cast is gathered instead of the weight. If
+        the weight is gathered at each use, each task casts its shards again."""
         gather = self._of[weight]
         params = {"new_dtype": aval.dtype, "weak_type": False, "sharding": None}
         primitive, cheap = jax.lax.convert_element_type_p, not gather.once
@@ -113,10 +113,7 @@ class WeightGathers:
         return kept
 
     def gather(self, operands: Sequence[Any]) -> list[Any]:
-        """The operands with weights gathered, except for an op that only takes part of a
-        weight."""
-        if any(o in self._from_index for o in operands if isinstance(o, int)):
-            return list(operands)
+        """The operands with weights gathered."""
         for value in operands:
             gather = self.of(value)
             if gather is not None and value not in self._made:
@@ -125,23 +122,11 @@ class WeightGathers:
                 self._made[value] = self._add(_gather_p, params, taken, None, not gather.once)
                 self.gathered.add(self._weights[value])
                 if not gather.once:
-                    self._parts.add(self._made[value])
+                    self.parts.add(self._made[value])
         return [self._made.get(o, o) if isinstance(o, int) else o for o in operands]
 
     def is_part(self, primitive: Any, operands: Sequence[Any]) -> bool:
         """Whether an op makes a part of a weight that is gathered at each use: the part is
         freed with the weight, not kept for the backward."""
         values = [o for o in operands if isinstance(o, int)]
-        return bool(values) and primitive.name in _PARTS and self._parts.issuperset(values)
-
-    def gathered_again(self, operands: Sequence[Any]) -> list[bool]:
-        """Which operands are weights that are gathered at each use, or parts of them."""
-        return [isinstance(o, int) and o in self._parts for o in operands]
-
-    def note_results(self, operands: Sequence[Any], results: Sequence[int], part: bool) -> None:
-        """Records the results of an op that was added."""
-        values = [o for o in operands if isinstance(o, int)]
-        if values and self._from_index.issuperset(values):
-            self._from_index.update(results)
-        if part:
-            self._parts.update(results)
+        return bool(values) and primitive.name in _PARTS and self.parts.issuperset(values)

@@ -9,7 +9,6 @@ barrier, so that XLA does not merge it with the forward. Any other equation beco
 from __future__ import annotations
 
 import itertools
-import operator
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -142,7 +141,9 @@ class _Walker(GraphBuilder):
             if (cast := self.gathers.cast(eqn, operands)) is not None:
                 return [cast]
             eqn, sharded = self.gathers.cast_before(eqn, operands)
-            operands = self.gathers.gather(sharded)
+            # An op that takes part of a weight does not need all of it.
+            if not any(o in self.from_index for o in sharded if isinstance(o, int)):
+                operands = self.gathers.gather(sharded)
         if called is not None:
             outer, self.in_backward = self.in_backward, self.is_backward(eqn)
             add = self.add_recomputation if is_recomputation(eqn) else self.add_called
@@ -227,8 +228,9 @@ class _Walker(GraphBuilder):
     def add_forward(
         self, eqn: JaxprEqn, operands: list[Operand], sharded: list[Operand]
     ) -> list[Operand]:
-        """Adds an equation of IN_TWO_PARTS of a forward pass. What its backward takes is not
-        kept for each microbatch if it is an operand or computed from weights alone."""
+        """Adds an equation of IN_TWO_PARTS of a forward pass. The backward pass takes operands,
+        and results computed from weights alone, from outside the loop, so microbatches do not
+        keep copies of them."""
         returned = {k: sharded[n] for k, n in returned_operands(eqn).items()}
         if not returned:
             return self.add_by_origin(eqn, operands)
@@ -245,10 +247,10 @@ class _Walker(GraphBuilder):
         ]
 
     def add_by_origin(self, eqn: JaxprEqn, operands: list[Operand]) -> list[Operand]:
-        """Adds an equation of a forward pass in the parts that depend on different operands."""
+        """Adds an equation of a forward pass, split by the operands that its results need."""
         outside = [not isinstance(o, int) or self._is_outside(o) for o in operands]
-        again = self.gathers.gathered_again(operands) if self.gathers else outside
-        cheap = list(map(operator.or_, outside, again))
+        parts_of_weights = self.gathers.parts if self.gathers else set[int]()
+        cheap = [out or o in parts_of_weights for out, o in zip(outside, operands, strict=True)]
         own, parts = self.splitter.by_origin(eqn, outside, cheap)
         if not own and len(parts) < 2:
             return self.add_call(eqn, operands)
@@ -406,8 +408,8 @@ class _Walker(GraphBuilder):
         outs: list[Operand] = list(range(first, first + len(avals)))
         if pattern:
             self.patterns.add(range(first, first + len(avals)))
-        if self.gathers is not None:
-            self.gathers.note_results(operands, outs, part)
+        if part and self.gathers is not None:
+            self.gathers.parts.update(outs)
         return outs
 
     def add_task(self, eqn: JaxprEqn, operands: list[Operand]) -> list[Operand]:
@@ -481,6 +483,7 @@ class _Walker(GraphBuilder):
         index = self.core.begin_loop(length, stages, core_name, where)
         self.avals[index] = jax.core.ShapedArray((), np.dtype(np.int32))
         self.outside, self.loop_title = set(range(index)), title
+        self.from_index, self.batches = {index}, set()
         self.patterns.begin_loop(index)
         self.num_marks, self.mark_stages = 0, {}
         self.constants.begin_stage()
@@ -521,6 +524,7 @@ class _Walker(GraphBuilder):
                 params["names"],
                 self.num_marks,
                 where or "?",
+                self.batches,
             )
         )
         self.num_ops += 1

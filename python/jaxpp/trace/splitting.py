@@ -19,11 +19,10 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from jax.extend.core import ClosedJaxpr, JaxprEqn, Var
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Var
 
 from jaxpp.jax_internals.jaxprs import (
     can_be_undefined,
@@ -102,8 +101,9 @@ class Part:
     """The operands and the results of the whole equation that one of its parts takes and
     computes.
 
-    Numbers beyond the results of the whole are values that one part passes to another. As
-    operands, these and the results have numbers beyond the operands of the whole.
+    Results beyond those of the whole are values that one part passes to another. An operand
+    beyond those of the whole is a result of another part: its number is the number of operands
+    plus the result's number.
     """
 
     whole: Whole
@@ -138,6 +138,21 @@ def _needed(eqns: Sequence[JaxprEqn], results: Iterable[Any]) -> tuple[set[int],
             numbers.add(number)
             variables.update(id(v) for v in eqn.invars if isinstance(v, Var))
     return numbers, variables
+
+
+def _reached(
+    jaxpr: Jaxpr, given: Iterable[Var], chosen: Callable[[JaxprEqn], bool]
+) -> tuple[set[int], set[int]]:
+    """The chosen equations, by number, whose operands are given, or results of others of them;
+    and the variables, by id, that are given or such results."""
+    known = {id(v) for v in (*given, *jaxpr.constvars)}
+    numbers = set()
+    for number, eqn in enumerate(jaxpr.eqns):
+        operands = (v for v in eqn.invars if isinstance(v, Var))
+        if chosen(eqn) and all(id(v) in known for v in operands):
+            known.update(id(v) for v in eqn.outvars)
+            numbers.add(number)
+    return numbers, known
 
 
 def _reduce_while(
@@ -221,14 +236,7 @@ class _Body:
         self, given: Iterable[Var], chosen: Callable[[JaxprEqn], bool] = lambda eqn: True
     ) -> set[int]:
         """The chosen equations whose operands are given, or results of others of them."""
-        known = {id(v) for v in (*given, *self.jaxpr.constvars)}
-        found = set()
-        for number, eqn in enumerate(self.jaxpr.eqns):
-            operands = (v for v in eqn.invars if isinstance(v, Var))
-            if chosen(eqn) and all(id(v) in known for v in operands):
-                known.update(id(v) for v in eqn.outvars)
-                found.add(number)
-        return found
+        return _reached(self.jaxpr, given, chosen)[0]
 
     def kept(self) -> list[Var]:
         """The values and states of an iteration of the first part that the rest uses."""
@@ -300,7 +308,7 @@ def _split_in_two(
     bodies: Sequence[_Body],
     changed: Any,
     passed_aval: Callable[[Any], Any],
-    returned: Mapping[int, int] = types.MappingProxyType({}),
+    returned: Mapping[int, int],
 ) -> tuple[PartOp, PartOp]:
     """The equation in the two parts of its bodies: one, or the branches of a cond.
 
@@ -308,19 +316,19 @@ def _split_in_two(
       changed: the parameters of a part, from its bodies, which operands of the bodies and which
         results it has, and the types of the values that it also returns and takes.
       passed_aval: the type, outside the bodies, of a value that the first part passes on.
-      returned: values that are results of the first part anyway, by their ids.
+      returned: the results of the first part that are variables of its body, by the
+        variable's id. Such a variable is not passed on again.
     """
     avals, variables = _passed(bodies)
     num_results, num_operands = len(eqn.outvars), len(eqn.invars)
     before = num_operands - len(bodies[0].jaxpr.invars)  # the index of a cond
     whole = Whole(eqn)
-    numbers, only_passed = dict[int, int](), list[int]()
-    for k in range(len(avals)):
-        numbers[k] = returned.get(id(variables[0].get(k)), num_results + len(only_passed))
-        only_passed += [k] if numbers[k] >= num_results else []
+    numbers = {k: returned[id(v)] for k, v in variables[0].items() if id(v) in returned}
+    new = [k for k in range(len(avals)) if k not in numbers]
+    numbers.update((k, num_results + n) for n, k in enumerate(new))
 
     def part(is_first: bool, results: Sequence[bool]) -> PartOp:
-        passed = only_passed if is_first else list(numbers)
+        passed = new if is_first else range(len(avals))
         each = list(zip(bodies, variables, strict=True))
         needs = [body.takes(is_first, own.values()) for body, own in each]
         taken = list(map(any, zip(*needs, strict=True)))
@@ -332,10 +340,13 @@ def _split_in_two(
         operands = [*range(before), *(before + k for k, t in enumerate(taken) if t)]
         operands += [num_operands + numbers[k] for k in passed if not is_first]
         own = [k for k, r in enumerate(results) if r]
-        types = [eqn.outvars[k].aval for k in own] + list(map(passed_aval, out))
+        own_avals = [eqn.outvars[k].aval for k in own]
         made = (*own, *(numbers[k] for k in passed if is_first))
         params = changed(closed, taken, results, out, given)
-        return PartOp(Part(whole, tuple(operands), made), tuple(own), params, types)
+        taken_and_made = Part(whole, tuple(operands), made)
+        return PartOp(
+            taken_and_made, tuple(own), params, own_avals + list(map(passed_aval, out))
+        )
 
     return part(True, bodies[0].first), part(False, bodies[0].rest)
 
@@ -405,7 +416,8 @@ def _split_map(eqn: JaxprEqn, first: Sequence[bool]) -> tuple[PartOp, PartOp] | 
         specs = {"in_specs": tuple(ins), "out_specs": tuple(outs)}
         return {**params, "jaxpr": closed[0].jaxpr, **specs}
 
-    return _split_in_two(eqn, [body], changed, lambda aval: passed_by_map(params, aval)[1])
+    passed_aval = lambda aval: passed_by_map(params, aval)[1]  # noqa: E731
+    return _split_in_two(eqn, [body], changed, passed_aval, {})
 
 
 def _split_cond(eqn: JaxprEqn, first: Sequence[bool]) -> tuple[PartOp, PartOp] | None:
@@ -423,7 +435,7 @@ def _split_cond(eqn: JaxprEqn, first: Sequence[bool]) -> tuple[PartOp, PartOp] |
     def changed(closed: Sequence[ClosedJaxpr], *_: Any) -> dict[str, Any]:
         return {**eqn.params, "branches": tuple(closed)}
 
-    return _split_in_two(eqn, bodies, changed, lambda aval: aval)
+    return _split_in_two(eqn, bodies, changed, lambda aval: aval, {})
 
 
 _SPLIT = {"scan": _split_scan, "shard_map": _split_map, "cond": _split_cond}
@@ -484,12 +496,12 @@ def _as_eqns(eqn: JaxprEqn, parts: Sequence[PartOp]) -> list[JaxprEqn]:
     ]
 
 
-# --- What a forward pass computes from some operands only --------------------------------
+# --- Results of a forward pass that depend on few operands --------------------------------
 
 
-# Of so many bytes that are kept, one may be kept for each microbatch: a scale of norms, for
-# example, is not worth a scan of its own.
-_NEGLIGIBLE = 256
+# Results are hoisted only if they have more than this fraction of the other results' bytes. The
+# broadcast scale of a norm does not justify a scan of its own.
+_WORTH_HOISTING = 1 / 256
 
 
 def _bytes(eqn: JaxprEqn, results: Iterable[int]) -> int:
@@ -498,11 +510,9 @@ def _bytes(eqn: JaxprEqn, results: Iterable[int]) -> int:
 
 def _reshaped_operands(eqn: JaxprEqn) -> list[int]:
     """The results of a shard_map that are operands in another shape."""
-    body = _Body(bodies_of(eqn)[0], [False] * len(eqn.outvars))
-    shaped = {id(v) for v in body.jaxpr.invars}
-    for k in body.eqns_on(body.jaxpr.invars, _reshapes):
-        shaped.update(id(v) for v in body.jaxpr.eqns[k].outvars)
-    return [k for k, v in enumerate(body.jaxpr.outvars) if id(v) in shaped]
+    jaxpr = bodies_of(eqn)[0].jaxpr
+    _, reshaped = _reached(jaxpr, jaxpr.invars, _reshapes)
+    return [k for k, v in enumerate(jaxpr.outvars) if id(v) in reshaped]
 
 
 class Splitter:
@@ -519,33 +529,33 @@ class Splitter:
     def by_origin(
         self, eqn: JaxprEqn, outside: Sequence[bool], cheap: Sequence[bool]
     ) -> tuple[list[PartOp], list[PartOp]]:
-        """A scan, shard_map or cond of a forward pass in parts: those that each task computes
-        itself, and the others. The backward pass takes the results of these parts: cast or
-        transposed weights, for example.
+        """Splits a scan, shard_map or cond of a forward pass by the operands that its results
+        need. Returns the parts that each task computes itself, and the other parts. The
+        backward pass takes their results, such as cast or transposed weights.
 
         Args:
-          outside: the operands from outside the loop. The results that are computed from these
-            alone are one part, which is hoisted out of the loop, unless they are too small.
-          cheap: these, and the operands that each task makes. The results that are computed
-            from these alone, apart from the former ones, are a part that each task computes.
-            So are the operands that a shard_map returns in another shape. Among these are all
-            weights, which JAX first declares different on each device, and then no longer
-            recognises as operands.
+          outside: whether each operand comes from outside the loop. One part computes all
+            results that need only such operands, and is hoisted, unless they are small.
+          cheap: whether each operand comes from outside or is computed by each task. Each task
+            also computes the other results that need only such operands, and operands that a
+            shard_map returns in another shape. These include all its weights: JAX declares them
+            different on each device, and then does not recognise them as operands.
         """
-        everything = range(len(eqn.outvars))
         is_map = eqn.primitive.name == "shard_map" and not has_effects(eqn)
         reshaped = _reshaped_operands(eqn) if is_map else []
-        of_each = (fixed_results(eqn, operands) for operands in (outside, cheap))
-        once, again = ({k for k in everything if f[k]}.difference(reshaped) for f in of_each)
-        again -= once
-        others = {*everything}.difference(reshaped, once, again)
-        if not is_map and _bytes(eqn, others) > _NEGLIGIBLE * _bytes(eqn, once):
-            once, others = set(), others | once
+        fixed = fixed_results(eqn, outside)
+        made = fixed if cheap == outside else fixed_results(eqn, cheap)
+        left = [k for k in range(len(eqn.outvars)) if k not in reshaped]
+        once = [k for k in left if fixed[k]]
+        again = [k for k in left if made[k] and not fixed[k]]
+        others = [k for k in left if not made[k]]
+        if not is_map and _bytes(eqn, once) < _WORTH_HOISTING * _bytes(eqn, others):
+            once, others = [], sorted(once + others)
         if once and others and not again and eqn.primitive.name == "scan":
-            if parts := self.in_two(eqn, [k in once for k in everything]):
+            if parts := self.in_two(eqn, [k in once for k in left]):
                 return [], list(parts)
         whole = Whole(eqn)
-        own = [*([k] for k in reshaped), sorted(again)]
+        own = [*([k] for k in reshaped), again]
         return (
             [whole.part_with(results) for results in own if results],
             [whole.part_with(results) for results in (once, others) if results],

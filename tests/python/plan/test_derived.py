@@ -1,5 +1,5 @@
-"""What a scan or a condition derives from weights for its backward pass, such as their casts,
-is kept once for the loop, not once for each microbatch in flight."""
+"""Scans and conditions derive values from weights for the backward pass, such as casts. A rank
+keeps them once for the loop, not once for each microbatch in flight."""
 
 from __future__ import annotations
 
@@ -112,6 +112,11 @@ def problem_of(stage: Layer) -> Problem:
 CASES = [(scanned, layer) for layer in (in_bfloat16, transposed, normalised)]
 CASES += [(form, in_bfloat16) for form in (counted, nested, chosen_by_layer)]
 CASES += [(form, transposed) for form in (chosen_by_stage, everything_saved)]
+FSDP_SPECS = (
+    [{"up": P(None, "data"), "b": P(), "down": P(None, "data")}] * STAGES,
+    None,
+    P(None, "data"),
+)
 SCHEDULES = [jaxpp.Std1F1B(STAGES), jaxpp.ZeroBubble(STAGES)]
 
 
@@ -146,10 +151,8 @@ def test_small_values_are_kept_for_each_microbatch(
     """A scan of its own would take long to compile."""
 
     def scaled(x: Any, p: Any) -> Any:
-        return in_rows(jnp.tile(x, (64, 1)) * p["b"][None, :WIDTH], p)[:ROWS]
-
-    def in_rows(x: Any, p: Any) -> Any:
-        return x + jnp.tanh(x @ p["up"]) @ p["down"]
+        rows = jnp.tile(x, (64, 1)) * p["b"][None, :WIDTH]
+        return (rows + jnp.tanh(rows @ p["up"]) @ p["down"])[:ROWS]
 
     problem = problem_of(scanned(scaled))
     monkeypatch.setenv("JPP_DUMP", str(tmp_path))
@@ -165,14 +168,13 @@ def test_weights_that_a_scan_casts_are_gathered_after_the_cast(
     fsdp: str, remat: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
 ) -> None:
     problem = problem_of(scanned(jax.checkpoint(in_bfloat16) if remat else in_bfloat16))
-    specs = {"up": P(None, "data"), "b": P(), "down": P(None, "data")}
     monkeypatch.setenv("JPP_DUMP", str(tmp_path))
     assert_trains_equal(
         problem,
         SCHEDULES[0],
         mesh_of(STAGES, {"data": 2}),
         tolerance=1e-3,
-        in_specs=([specs] * STAGES, None, P(None, "data")),
+        in_specs=FSDP_SPECS,
         fsdp=fsdp,
     )
     gather = re.compile(r"sharding_constraint \S+ <@mesh, \[{}, {}, {}\]> : tensor<\S+x(\w+)>")
@@ -184,10 +186,8 @@ def test_weights_that_a_scan_casts_are_gathered_after_the_cast(
 @pytest.mark.parametrize("layer", [in_bfloat16, transposed], ids=lambda layer: layer.__name__)
 @pytest.mark.parametrize("fsdp", ["use", "step"])
 def test_gathered_weights(layer: Layer, fsdp: str) -> None:
-    """A scan keeps no more than unrolled layers, up to some copies that it makes of its
-    activations."""
-    specs = {"up": P(None, "data"), "b": P(), "down": P(None, "data")}
-    options = {"in_specs": ([specs] * STAGES, None, P(None, "data")), "fsdp": fsdp}
+    """A scan keeps as little as unrolled layers, apart from a few copied activations."""
+    options = {"in_specs": FSDP_SPECS, "fsdp": fsdp}
 
     def peak(form: Any) -> int:
         return max(peaks_of(problem_of(form(layer)), SCHEDULES[0], **options))

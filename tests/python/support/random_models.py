@@ -223,8 +223,8 @@ _OPTIONS = (
     # "rectified": layers with a ReLU, whose mask a stage keeps
     # "mapped": layers in a shard_map over the rows of the batch
     # "recurrent": layers that scan over the steps of a cell
-    # "derived": layers that compute with what they derive from their weights
-    # "use", "step": weights sharded over the rows' devices, and fsdp= of this name
+    # "derived": layers that normalise and transpose their weights
+    # "use", "step": the value of fsdp=, with weights sharded over "data"
 )
 
 
@@ -513,11 +513,12 @@ def _specs(case: Case, mesh: Any) -> Any:
     sizes = mesh.lowering_mesh().shape
 
     def of(leaf: Any) -> PartitionSpec:
-        last = ["model" if "model" in sizes else "data"]
-        if _fsdp(case) is not None and np.shape(leaf)[-2:] == (_WIDTH, _WIDTH):
-            last = ["data", "model" if "model" in sizes else None]
-        before = [None] * (np.ndim(leaf) - len(last))
-        return PartitionSpec(*before, *last) if np.ndim(leaf) > 1 else None
+        if np.ndim(leaf) < 2:
+            return None
+        model = "model" if "model" in sizes else None
+        is_matrix = np.shape(leaf)[-2:] == (_WIDTH, _WIDTH)
+        ends = ["data", model] if _fsdp(case) and is_matrix else [None, model or "data"]
+        return PartitionSpec(*[None] * (np.ndim(leaf) - 2), *ends)
 
     return jax.tree.map(of, case.params), None, PartitionSpec(None, "data"), None
 

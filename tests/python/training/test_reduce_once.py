@@ -284,8 +284,8 @@ def test_split_backwards_gather_once_for_both_halves():
 
 @pytest.mark.parametrize("model", [(), ("model",)], ids=["data", "data and model"])
 def test_weights_are_gathered_over_the_devices_of_the_batch(model: tuple[str, ...]) -> None:
-    """While the weights are sharded, Shardy shards the activations of this loop like them, and
-    no result is a sum over the batch's devices."""
+    """Before the weights are gathered, Shardy shards this loop's activations like the weights,
+    so the analysis finds no sum over the batch's devices."""
 
     def step(params: Any, xs: Any) -> Any:
         def loss(params: Any, x: Any) -> Any:
@@ -314,8 +314,8 @@ def test_weights_are_gathered_over_the_devices_of_the_batch(model: tuple[str, ..
 
 @pytest.mark.parametrize("fsdp", ["use", None])
 def test_tensor_parallel_weights_stay_sharded_beside_sequence_parallelism(fsdp: Any) -> None:
-    """The gradient of the scale is a sum over both axes, but the batch is sharded over one, and
-    the gradients of the other weights stay sharded over the other one."""
+    """The scale's gradient is a sum over both axes. The batch is sharded only over "data", and
+    the other gradients stay sharded over "model"."""
     constrained = jax.lax.with_sharding_constraint
 
     def layer(h: Any, p: Any) -> Any:
