@@ -511,10 +511,11 @@ def mpmd_jit_with_loop(
         devices of a rank only once, after the loop. Until then, each device keeps its part of
         the sum. False: in every microbatch.
       fsdp: when weights that are sharded over the devices of the batch are gathered: "step",
-        once before the loop, and kept until its end; "use", in each task that uses them, and
-        freed after it; a function of a weight's name, such as "params['w']", and its
-        `jax.ShapeDtypeStruct` that returns one of these or None; None: where XLA does. Under
-        a memory limit that cannot hold them until the loop's end, "step" becomes "use".
+        once before the loop, and kept until its end; "use", in each task that uses them, or
+        each iteration of a scan over layers, and freed after it; a function of a weight's
+        name, such as "params['w']", and its `jax.ShapeDtypeStruct` that returns one of these
+        or None; None: where XLA does. Under a memory limit that cannot hold them until the
+        loop's end, "step" becomes "use".
       offload: whether activations wait in pinned host memory from the forward of a stage to its
         backward, except those of the last stage, whose backward comes next, and those of less
         than 4 KiB. None: on ranks whose memory limit cannot hold them.

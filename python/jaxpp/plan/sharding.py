@@ -8,16 +8,17 @@ in place of the loop. Shardy propagates the user's shardings (specs of arguments
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jaxpp import _core
-from jaxpp.errors import make_error
+from jaxpp.errors import make_error, shorten
 from jaxpp.jax_internals.arrays import explicit_sharding, unreduced_axes
 from jaxpp.jax_internals.context import context_mesh
 from jaxpp.jax_internals.lines import user_line
@@ -175,6 +176,18 @@ def _without(spec: PartitionSpec, axes: frozenset[str]) -> PartitionSpec:
     """The spec without these axes."""
     parts = axes_by_dimension(spec)
     return PartitionSpec(*(tuple(a for a in part if a not in axes) or None for part in parts))
+
+
+def _check_auto_axes(mesh: Mesh, spec: PartitionSpec, name: str) -> None:
+    types = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
+    for axis in itertools.chain.from_iterable(axes_by_dimension(spec)):
+        if types[axis] is AxisType.Explicit:
+            raise make_error(
+                "invalid-argument",
+                f"fsdp: {name} has the spec {shorten(spec)}; expected axes of type Auto, found "
+                f'"{axis}" of type Explicit. On explicit axes the step itself gathers weights, '
+                "with jax.sharding.reshard; leave out fsdp=.",
+            )
 
 
 def _sums(loop: FrontLoop) -> list[int | None]:
@@ -428,6 +441,9 @@ class StepShardings:
         value.
 
         `rule` decides when, from an argument's name and type.
+
+        Raises:
+          JaxppError: explicit axes shard a weight that the rule gathers.
         """
         axes = self.batch_axes()
         found: dict[int, Gather] = {}
@@ -439,6 +455,7 @@ class StepShardings:
             when = rule(name, struct)
             if when is not None:
                 mesh = self._mesh.lowering_mesh()
+                _check_auto_axes(mesh, spec, name)
                 before, after = (NamedSharding(mesh, s) for s in (spec, _without(spec, axes)))
                 found[value] = Gather(before, after, when == "step")
         return found

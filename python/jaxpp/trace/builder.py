@@ -161,8 +161,13 @@ class GraphBuilder:
             self.outside.update(results)
         elif self.from_index.issuperset(values):
             self.from_index.update(results)
-        elif name in ("dynamic_slice", "gather") and not self.from_index.isdisjoint(values[1:]):
+        elif self.takes_by_index(name, values):
             self.batches.add(values[0])
+
+    def takes_by_index(self, name: str, operands: Sequence[Operand]) -> bool:
+        """Whether an op takes a part of its first operand by the loop's index."""
+        indices = [o for o in operands[1:] if isinstance(o, int)]
+        return name in ("dynamic_slice", "gather") and not self.from_index.isdisjoint(indices)
 
     def _code(self, computed: Any, operands: Sequence[Operand]) -> int:
         """A number that is the same for equations that compute the same."""

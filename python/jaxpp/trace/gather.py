@@ -7,14 +7,17 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
-from jax.extend.core import JaxprEqn, Primitive
+from jax.extend.core import JaxprEqn, Primitive, Var
 from jax.interpreters import mlir
-from jax.sharding import NamedSharding
+from jax.sharding import NamedSharding, PartitionSpec
 
+from jaxpp.jax_internals.jaxprs import changed_jaxpr, new_var, scan_sizes
+from jaxpp.mesh import axes_by_dimension
+from jaxpp.trace.bodies import bodies_of, returned_operands
 from jaxpp.trace.casts import without_casts
 from jaxpp.trace.work import bytes_of
 
-__all__ = ["Gather", "WeightGathers"]
+__all__ = ["Gather", "WeightGathers", "is_weight_gather"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,9 +28,22 @@ class Gather:
     after: NamedSharding
     once: bool  # once a step, before the loop; False: in each task that uses it
 
+    def of_slice(self) -> Gather | None:
+        """The gather of what an iteration of a scan over the weight takes; None if the scanned
+        axis itself is gathered."""
+        specs = self.before.spec, self.after.spec
+        if axes_by_dimension(specs[0])[:1] != axes_by_dimension(specs[1])[:1]:
+            return None
+        before, after = (
+            NamedSharding(self.before.mesh, PartitionSpec(*spec[1:])) for spec in specs
+        )
+        return Gather(before, after, self.once)
 
-def _constrained(weight: Any, *index: Any, sharding: NamedSharding) -> Any:
-    return jax.lax.with_sharding_constraint(weight, sharding)
+
+def _constrained(weight: Any, *index: Any, shardings: Sequence[NamedSharding]) -> Any:
+    for sharding in shardings:
+        weight = jax.lax.with_sharding_constraint(weight, sharding)
+    return weight
 
 
 # Ops that only rearrange a weight, or cast it.
@@ -38,12 +54,67 @@ _PARTS = frozenset(
     ).split()
 )
 
-# A weight with a sharding. If it must run in each microbatch, it also takes the loop's
-# index.
+# A weight that gets one sharding after another. If it must run in each microbatch, it also
+# takes the loop's index.
 _gather_p = Primitive("gather_weight")
 _gather_p.def_impl(_constrained)
-_gather_p.def_abstract_eval(lambda weight, *index, sharding: weight)
+_gather_p.def_abstract_eval(lambda weight, *index, shardings: weight)
 mlir.register_lowering(_gather_p, mlir.lower_fun(_constrained, multiple_results=False))
+
+
+def is_weight_gather(eqn: JaxprEqn) -> bool:
+    """Whether an equation in the body of a scan gathers a slice of a weight."""
+    return eqn.primitive is _gather_p
+
+
+def _gathering(eqn: JaxprEqn, gathers: Mapping[int, Gather]) -> JaxprEqn:
+    """The scan whose iterations gather their slices of these operands, or leave that to the
+    iterations of a scan in its body."""
+    (closed,) = bodies_of(eqn)
+    shards = {closed.jaxpr.invars[k]: gather for k, gather in gathers.items()}
+    whole: dict[Var, Var] = {}
+    eqns: list[JaxprEqn] = []
+
+    def gathered(shard: Var) -> Var:
+        if shard not in whole:
+            # Without the first sharding, Shardy could give the shard the second one, and gather
+            # the operand of the scan.
+            params = {"shardings": (shards[shard].before, shards[shard].after)}
+            traced = jax.make_jaxpr(lambda w: _gather_p.bind(w, **params))(shard.aval)
+            whole[shard] = new_var(shard.aval)
+            eqns.append(traced.jaxpr.eqns[0].replace(invars=[shard], outvars=[whole[shard]]))
+        return whole[shard]
+
+    for inner in closed.jaxpr.eqns:
+        own = [shards.get(v) if isinstance(v, Var) else None for v in inner.invars]
+        if inner.primitive is jax.lax.optimization_barrier_p:
+            shards.update((v, g) for v, g in zip(inner.outvars, own, strict=True) if g)
+            eqns.append(inner)
+            continue
+        slices = _slices(inner, own)
+        invars = [
+            v if gather is None or k in slices else gathered(v)
+            for k, (v, gather) in enumerate(zip(inner.invars, own, strict=True))
+        ]
+        inner = _gathering(inner, slices) if slices else inner
+        eqns.append(inner.replace(invars=invars))
+    # The backward gathers the slices again.
+    returned = returned_operands(eqn)
+    outvars = [
+        closed.jaxpr.invars[returned[k]] if returned.get(k) in gathers else v
+        for k, v in enumerate(closed.jaxpr.outvars)
+    ]
+    body = changed_jaxpr(closed, outvars=outvars, eqns=eqns)
+    return eqn.replace(params={**eqn.params, "jaxpr": body})
+
+
+def _slices(eqn: JaxprEqn, gathers: Sequence[Gather | None]) -> dict[int, Gather]:
+    """The operands of which the iterations of a scan gather slices, by number."""
+    if eqn.primitive.name != "scan":
+        return {}
+    first = sum(scan_sizes(eqn.params))
+    slices = ((k, g.of_slice()) for k, g in enumerate(gathers) if g and k >= first)
+    return {k: gather for k, gather in slices if gather is not None}
 
 
 class WeightGathers:
@@ -108,22 +179,36 @@ class WeightGathers:
         primitive, cheap = jax.lax.convert_element_type_p, not gather.once
         cast = self._add(primitive, params, [weight], aval, cheap)
         # Otherwise, Shardy could give the cast the sharding of its user, the gather.
-        kept = self._add(_gather_p, {"sharding": gather.before}, [cast], None, cheap)
+        kept = self._add(_gather_p, {"shardings": (gather.before,)}, [cast], None, cheap)
         self._of[kept], self._weights[kept] = gather, self._weights[weight]
         return kept
 
-    def gather(self, operands: Sequence[Any]) -> list[Any]:
-        """The operands with weights gathered."""
-        for value in operands:
-            gather = self.of(value)
-            if gather is not None and value not in self._made:
-                taken = [value] if gather.once else [value, self._index]
-                params = {"sharding": gather.after}
-                self._made[value] = self._add(_gather_p, params, taken, None, not gather.once)
+    def gather(self, eqn: JaxprEqn, operands: Sequence[Any]) -> tuple[JaxprEqn, list[Any]]:
+        """The equation and its operands, with weights gathered. A scan over weights that are
+        gathered at each use takes their shards, and each iteration gathers its slice."""
+        gathers = [self.of(o) for o in operands]
+        slices = _slices(eqn, [g if g and not g.once else None for g in gathers])
+        taken = list(operands)
+        for k, (value, gather) in enumerate(zip(operands, gathers, strict=True)):
+            if gather is not None:
                 self.gathered.add(self._weights[value])
-                if not gather.once:
-                    self.parts.add(self._made[value])
-        return [self._made.get(o, o) if isinstance(o, int) else o for o in operands]
+                if k not in slices:
+                    taken[k] = self._gathered(value, gather)
+        return _gathering(eqn, slices) if slices else eqn, taken
+
+    def _gathered(self, weight: int, gather: Gather) -> int:
+        if weight not in self._made:
+            taken = [weight] if gather.once else [weight, self._index]
+            params = {"shardings": (gather.after,)}
+            self._made[weight] = self._add(_gather_p, params, taken, None, not gather.once)
+            if not gather.once:
+                self.parts.add(self._made[weight])
+        return self._made[weight]
+
+    def in_each_task(self, operand: Any) -> bool:
+        """Whether each task gathers an operand, or takes it from such a weight."""
+        gather = self.of(operand)
+        return operand in self.parts if gather is None else not gather.once
 
     def is_part(self, primitive: Any, operands: Sequence[Any]) -> bool:
         """Whether an op makes a part of a weight that is gathered at each use: the part is

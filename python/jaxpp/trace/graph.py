@@ -140,10 +140,10 @@ class _Walker(GraphBuilder):
         if called is None and self.outside is not None and self.gathers:
             if (cast := self.gathers.cast(eqn, operands)) is not None:
                 return [cast]
-            eqn, sharded = self.gathers.cast_before(eqn, operands)
             # An op that takes part of a weight does not need all of it.
-            if not any(o in self.from_index for o in sharded if isinstance(o, int)):
-                operands = self.gathers.gather(sharded)
+            if not self.takes_by_index(eqn.primitive.name, operands):
+                eqn, sharded = self.gathers.cast_before(eqn, operands)
+                eqn, operands = self.gathers.gather(eqn, sharded)
         if called is not None:
             outer, self.in_backward = self.in_backward, self.is_backward(eqn)
             add = self.add_recomputation if is_recomputation(eqn) else self.add_called
@@ -248,9 +248,11 @@ class _Walker(GraphBuilder):
 
     def add_by_origin(self, eqn: JaxprEqn, operands: list[Operand]) -> list[Operand]:
         """Adds an equation of a forward pass, split by the operands that its results need."""
-        outside = [not isinstance(o, int) or self._is_outside(o) for o in operands]
-        parts_of_weights = self.gathers.parts if self.gathers else set[int]()
-        cheap = [out or o in parts_of_weights for out, o in zip(outside, operands, strict=True)]
+        gathers = self.gathers
+        again = [gathers is not None and gathers.in_each_task(o) for o in operands]
+        fixed = [not isinstance(o, int) or self._is_outside(o) for o in operands]
+        outside = [f and not a for f, a in zip(fixed, again, strict=True)]
+        cheap = [f or a for f, a in zip(fixed, again, strict=True)]
         own, parts = self.splitter.by_origin(eqn, outside, cheap)
         if not own and len(parts) < 2:
             return self.add_call(eqn, operands)

@@ -38,6 +38,7 @@ from jaxpp.jax_internals.jaxprs import (
     undefined,
 )
 from jaxpp.trace.bodies import bodies_of, fixed_results
+from jaxpp.trace.gather import is_weight_gather
 from jaxpp.trace.work import bytes_of, flops
 
 __all__ = [
@@ -361,7 +362,7 @@ def _split_scan(eqn: JaxprEqn, first: Sequence[bool]) -> tuple[PartOp, PartOp] |
     body = _Body(*_divided_with_states(closed, carry, first), num_consts, num_carry)
     if not any(body.rest):
         return None
-    body.repeat(body.eqns_on(body.consts))
+    body.repeat(body.eqns_on(body.consts) | body.eqns_on(body.jaxpr.invars, is_weight_gather))
 
     def changed(
         closed: Sequence[ClosedJaxpr], taken: Sequence[bool], results: Sequence[bool], *_: Any

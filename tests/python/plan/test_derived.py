@@ -3,6 +3,7 @@ keeps them once for the loop, not once for each microbatch in flight."""
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
 import re
 from collections.abc import Callable
@@ -109,6 +110,35 @@ def problem_of(stage: Layer) -> Problem:
     return Problem(loss, params, batch, optax.sgd(0.01))
 
 
+def scaled_by_microbatch(layer: Layer) -> Problem:
+    """The scans also take what is computed from the number of the microbatch alone."""
+    problem = problem_of(scanned(layer))
+
+    def loss(params: Any, x: Any, i: Any, mark: Any) -> Any:
+        scales = jnp.arange(LAYERS) * 0.01 * i.astype(x.dtype)
+
+        def body(h: Any, q: Any) -> tuple[Any, None]:
+            return layer(h, q[1]) * (1 + q[0]), None
+
+        for p in params:
+            x = mark(jax.lax.scan(body, x, (scales, p))[0])
+        return jnp.mean(x**2), ()
+
+    return dataclasses.replace(problem, loss=loss)
+
+
+def in_groups(layer: Layer) -> Problem:
+    """A scan over groups, with two scans over the layers of a group."""
+
+    def group(x: Any, p: Any) -> Any:
+        return jax.checkpoint(scanned(layer))(scanned(layer)(x, p), p)
+
+    problem = problem_of(scanned(group))
+    return dataclasses.replace(
+        problem, params=jax.tree.map(lambda leaf: leaf[None], problem.params)
+    )
+
+
 CASES = [(scanned, layer) for layer in (in_bfloat16, transposed, normalised)]
 CASES += [(form, in_bfloat16) for form in (counted, nested, chosen_by_layer)]
 CASES += [(form, transposed) for form in (chosen_by_stage, everything_saved)]
@@ -177,7 +207,7 @@ def test_weights_that_a_scan_casts_are_gathered_after_the_cast(
         in_specs=FSDP_SPECS,
         fsdp=fsdp,
     )
-    gather = re.compile(r"sharding_constraint \S+ <@mesh, \[{}, {}, {}\]> : tensor<\S+x(\w+)>")
+    gather = re.compile(r"sharding_constraint \S+ <@mesh, \[{}(?:, {})*\]> : tensor<\S+x(\w+)>")
     tasks = ["fwd_1", "bwd_1"] if fsdp == "use" else ["before_loop_0_1"]
     texts = [(tmp_path / f"{task}.mlir").read_text() for task in tasks]
     assert [gather.findall(text) for text in texts] == [["bf16", "bf16"]] * len(tasks)
@@ -194,3 +224,31 @@ def test_gathered_weights(layer: Layer, fsdp: str) -> None:
 
     gathered = LAYERS * 2 * WIDTH * 2 * WIDTH * 2
     assert peak(scanned) < peak(unrolled) + gathered / 2
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda s: type(s).__name__)
+@pytest.mark.parametrize(
+    "problem",
+    [
+        problem_of(scanned(plain)),
+        problem_of(scanned(jax.checkpoint(plain))),
+        problem_of(chosen_by_layer(plain)),
+        scaled_by_microbatch(plain),
+        in_groups(plain),
+    ],
+    ids=["scan", "checkpoint", "condition", "microbatch", "groups"],
+)
+def test_each_iteration_of_a_scan_gathers_its_weights(problem: Problem, schedule: Any) -> None:
+    def spec(leaf: jax.Array) -> P:
+        whole = [None] * (leaf.ndim - 2)
+        return P(*whole, "data") if leaf.shape[-2] > LAYERS else P()
+
+    specs = jax.tree.map(spec, problem.params), None, P(None, "data")
+    mesh = mesh_of(STAGES, {"data": 2})
+    step = assert_trains_equal(problem, schedule, mesh, in_specs=specs, fsdp="use")
+    state = problem.params, problem.optimizer.init(problem.params)
+    compiled = step.compile(*state, problem.batch)
+    gathers = [c for c in compiled.cost_summary().collectives if c.kind == "all-gather"]
+    in_loop = {c.task.split("_")[0]: c.bytes / c.times for c in gathers}
+    of_a_layer = WIDTH * 2 * WIDTH * 4
+    assert in_loop == {"fwd": of_a_layer, "bwd": of_a_layer}

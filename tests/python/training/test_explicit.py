@@ -322,6 +322,23 @@ def test_specs_of_arguments_that_do_not_fit(spec: Any, match: str) -> None:
         run(np.stack(arrays(MICROBATCHES, WIDTH, WIDTH)))
 
 
+@pytest.mark.parametrize("mixed", [False, True], ids=["", "mixed"])
+def test_fsdp_is_refused(mixed: bool) -> None:
+    def loss(w: Any, x: Any) -> Any:
+        return jnp.mean(whole(jaxpp.mark_stage_end(layers(x, w))) ** 2)
+
+    def step(w: Any, xs: Any) -> Any:
+        one = functools.partial(jax.value_and_grad(loss), w)
+        return jaxpp.treduce(one, xs, jaxpp.Std1F1B(2))[1]
+
+    mesh = mixed_mesh() if mixed else explicit_mesh("2 x (data 2)")
+    specs = P(None, "data"), P(None, "data")
+    run = jaxpp.mpmd_jit_with_loop(step, mesh, in_specs=specs, fsdp="use")
+    found = r"""fsdp: w has the spec P\(None, 'data'\); .*, found "data" of type Explicit.*reshard"""
+    with pytest.raises(jaxpp.JaxppError, match=found):
+        run.lower(np.stack(arrays(2, WIDTH, WIDTH)), np.stack(arrays(2, WIDTH, WIDTH)))
+
+
 # --- Other sums -----------------------------------------------------------------------------
 
 
