@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -28,14 +28,17 @@ class Gather:
     after: NamedSharding
     once: bool  # once a step, before the loop; False: in each task that uses it
 
-    def of_slice(self) -> Gather | None:
-        """The gather of what an iteration of a scan over the weight takes; None if the scanned
-        axis itself is gathered."""
-        specs = self.before.spec, self.after.spec
-        if axes_by_dimension(specs[0])[:1] != axes_by_dimension(specs[1])[:1]:
+    def of_part(self, taken: Collection[int], dropped: Collection[int]) -> Gather | None:
+        """The gather of a part of the weight: a slice along the dimensions in `taken`, without
+        those in `dropped`. None if the weight is sharded along one of them."""
+        parts = axes_by_dimension(self.before.spec)
+        if any(parts[d] for d in (*taken, *dropped) if d < len(parts)):
             return None
         before, after = (
-            NamedSharding(self.before.mesh, PartitionSpec(*spec[1:])) for spec in specs
+            NamedSharding(
+                s.mesh, PartitionSpec(*(p for d, p in enumerate(s.spec) if d not in dropped))
+            )
+            for s in (self.before, self.after)
         )
         return Gather(before, after, self.once)
 
@@ -113,7 +116,7 @@ def _slices(eqn: JaxprEqn, gathers: Sequence[Gather | None]) -> dict[int, Gather
     if eqn.primitive.name != "scan":
         return {}
     first = sum(scan_sizes(eqn.params))
-    slices = ((k, g.of_slice()) for k, g in enumerate(gathers) if g and k >= first)
+    slices = ((k, g.of_part((), (0,))) for k, g in enumerate(gathers) if g and k >= first)
     return {k: gather for k, gather in slices if gather is not None}
 
 
@@ -135,7 +138,7 @@ class WeightGathers:
     ) -> None:
         self._of = dict(gathers)
         self._add = add
-        self._weights = {value: value for value in gathers}  # of weights and of their casts
+        self._weights = {value: value for value in gathers}  # also of their casts and parts
         self.gathered: set[int] = set()  # the weights that a loop gathers
         self._made: dict[int, int] = {}  # in a loop's body: the gathered values of weights
         self.parts: set[int] = set()  # values gathered at each use, and parts of them
@@ -149,14 +152,25 @@ class WeightGathers:
         """How an operand is gathered; None if it is not gathered."""
         return self._of.get(operand) if isinstance(operand, int) else None
 
-    def cast(self, eqn: JaxprEqn, operands: Sequence[Any]) -> int | None:
-        """The result of a cast of a weight to a type that is not larger; None for any other
-        equation."""
-        if eqn.primitive is not jax.lax.convert_element_type_p or self.of(operands[0]) is None:
+    def of_shards(self, eqn: JaxprEqn, operands: Sequence[Any]) -> int | None:
+        """The result of an equation that casts a weight to a type that is not larger, or takes
+        a part of a weight that is gathered at each use: it is computed from the weight's
+        shards, and gathered instead of the weight. None for any other equation."""
+        gather = self.of(operands[0]) if operands else None
+        if gather is None:
             return None
-        (before,), (after,) = eqn.invars, eqn.outvars
-        larger = bytes_of(after.aval) > bytes_of(before.aval)
-        return None if larger else self._cast(operands[0], after.aval)
+        before, after = eqn.invars[0].aval, eqn.outvars[0].aval
+        of_result: Gather | None = None
+        if eqn.primitive is jax.lax.convert_element_type_p:
+            of_result = gather if bytes_of(after) <= bytes_of(before) else None
+        elif eqn.primitive is jax.lax.squeeze_p and not gather.once:
+            of_result = gather.of_part((), eqn.params["dimensions"])
+        elif eqn.primitive is jax.lax.slice_p and not gather.once:
+            taken = (d for d, size in enumerate(after.shape) if size != before.shape[d])
+            of_result = gather.of_part(tuple(taken), ())
+        if of_result is None:
+            return None
+        return self._from_shards(eqn.primitive, eqn.params, operands[0], after, of_result)
 
     def cast_before(self, eqn: JaxprEqn, operands: list[Any]) -> tuple[JaxprEqn, list[Any]]:
         """The equation and its operands. A scan whose iterations cast weights takes the casts
@@ -171,17 +185,22 @@ class WeightGathers:
             self._cast(o, types[k]) if k in types else o for k, o in enumerate(operands)
         ]
 
-    def _cast(self, weight: int, aval: Any) -> int:
-        """Casts the shards of a weight, so that the cast is gathered instead of the weight. If
-        the weight is gathered at each use, each task casts its shards again."""
-        gather = self._of[weight]
-        params = {"new_dtype": aval.dtype, "weak_type": False, "sharding": None}
-        primitive, cheap = jax.lax.convert_element_type_p, not gather.once
-        cast = self._add(primitive, params, [weight], aval, cheap)
-        # Otherwise, Shardy could give the cast the sharding of its user, the gather.
-        kept = self._add(_gather_p, {"shardings": (gather.before,)}, [cast], None, cheap)
+    def _from_shards(
+        self, primitive: Any, params: dict[str, Any], weight: int, aval: Any, gather: Gather
+    ) -> int:
+        """Adds an op on the shards of a weight, whose result is gathered instead of it. If that
+        is at each use, each task computes the result again."""
+        cheap = not gather.once
+        result = self._add(primitive, params, [weight], aval, cheap)
+        # Otherwise, Shardy could give the result the sharding of its user, the gather.
+        kept = self._add(_gather_p, {"shardings": (gather.before,)}, [result], None, cheap)
         self._of[kept], self._weights[kept] = gather, self._weights[weight]
         return kept
+
+    def _cast(self, weight: int, aval: Any) -> int:
+        params = {"new_dtype": aval.dtype, "weak_type": False, "sharding": None}
+        cast = jax.lax.convert_element_type_p
+        return self._from_shards(cast, params, weight, aval, self._of[weight])
 
     def gather(self, eqn: JaxprEqn, operands: Sequence[Any]) -> tuple[JaxprEqn, list[Any]]:
         """The equation and its operands, with weights gathered. A scan over weights that are

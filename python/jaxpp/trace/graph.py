@@ -138,8 +138,8 @@ class _Walker(GraphBuilder):
             return operands  # an op would copy a frozen weight once a step
         called, sharded = inlined(eqn), operands
         if called is None and self.outside is not None and self.gathers:
-            if (cast := self.gathers.cast(eqn, operands)) is not None:
-                return [cast]
+            if (result := self.gathers.of_shards(eqn, operands)) is not None:
+                return [result]
             # An op that takes part of a weight does not need all of it.
             if not self.takes_by_index(eqn.primitive.name, operands):
                 eqn, sharded = self.gathers.cast_before(eqn, operands)

@@ -230,15 +230,18 @@ def test_gathered_weights(layer: Layer, fsdp: str) -> None:
 @pytest.mark.parametrize(
     "problem",
     [
+        problem_of(unrolled(plain)),
         problem_of(scanned(plain)),
         problem_of(scanned(jax.checkpoint(plain))),
         problem_of(chosen_by_layer(plain)),
         scaled_by_microbatch(plain),
         in_groups(plain),
     ],
-    ids=["scan", "checkpoint", "condition", "microbatch", "groups"],
+    ids=["unrolled", "scan", "checkpoint", "condition", "microbatch", "groups"],
 )
-def test_each_iteration_of_a_scan_gathers_its_weights(problem: Problem, schedule: Any) -> None:
+def test_a_task_gathers_the_weights_of_one_layer_at_a_time(
+    problem: Problem, schedule: Any
+) -> None:
     def spec(leaf: jax.Array) -> P:
         whole = [None] * (leaf.ndim - 2)
         return P(*whole, "data") if leaf.shape[-2] > LAYERS else P()
