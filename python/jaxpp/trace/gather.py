@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Mapping, Sequence
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -28,19 +30,20 @@ class Gather:
     after: NamedSharding
     once: bool  # once a step, before the loop; False: in each task that uses it
 
-    def of_part(self, taken: Collection[int], dropped: Collection[int]) -> Gather | None:
-        """The gather of a part of the weight: a slice along the dimensions in `taken`, without
-        those in `dropped`. None if the weight is sharded along one of them."""
+    def along(self, dimensions: Sequence[int | None]) -> Gather | None:
+        """The gather of a value that is computed from the weight. `dimensions`: which of the
+        weight's dimensions each dimension of the value is; None: another one. Returns None if
+        the weight is sharded along a dimension that the value has not."""
         parts = axes_by_dimension(self.before.spec)
-        if any(parts[d] for d in (*taken, *dropped) if d < len(parts)):
+        if any(part and d not in dimensions for d, part in enumerate(parts)):
             return None
-        before, after = (
-            NamedSharding(
-                s.mesh, PartitionSpec(*(p for d, p in enumerate(s.spec) if d not in dropped))
-            )
-            for s in (self.before, self.after)
-        )
-        return Gather(before, after, self.once)
+
+        def moved(sharding: NamedSharding) -> NamedSharding:
+            axes = dict(enumerate(sharding.spec))
+            spec = (None if d is None else axes.get(d) for d in dimensions)
+            return NamedSharding(sharding.mesh, PartitionSpec(*spec))
+
+        return Gather(moved(self.before), moved(self.after), self.once)
 
 
 def _constrained(weight: Any, *index: Any, shardings: Sequence[NamedSharding]) -> Any:
@@ -48,14 +51,6 @@ def _constrained(weight: Any, *index: Any, shardings: Sequence[NamedSharding]) -
         weight = jax.lax.with_sharding_constraint(weight, sharding)
     return weight
 
-
-# Ops that only rearrange a weight, or cast it.
-_PARTS = frozenset(
-    (
-        "broadcast_in_dim convert_element_type dynamic_slice expand_dims iota reshape rev "
-        "slice squeeze transpose"
-    ).split()
-)
 
 # A weight that gets one sharding after another. If it must run in each microbatch, it also
 # takes the loop's index.
@@ -116,8 +111,43 @@ def _slices(eqn: JaxprEqn, gathers: Sequence[Gather | None]) -> dict[int, Gather
     if eqn.primitive.name != "scan":
         return {}
     first = sum(scan_sizes(eqn.params))
-    slices = ((k, g.of_part((), (0,))) for k, g in enumerate(gathers) if g and k >= first)
-    return {k: gather for k, gather in slices if gather is not None}
+    slices = {
+        k: gather.along(range(1, eqn.invars[k].aval.ndim))
+        for k, gather in enumerate(gathers)
+        if gather is not None and k >= first
+    }
+    return {k: gather for k, gather in slices.items() if gather is not None}
+
+
+# Ops that only rearrange a weight, or cast it.
+_PARTS = frozenset(
+    (
+        "broadcast_in_dim convert_element_type dynamic_slice expand_dims iota reshape rev "
+        "slice squeeze transpose"
+    ).split()
+)
+
+
+def _dimensions(eqn: JaxprEqn) -> Sequence[int | None] | None:
+    """Which dimension of its operand each dimension of an equation's result is, if it only
+    rearranges the operand or takes a part of it; None for any other equation."""
+    name, params = eqn.primitive.name, eqn.params
+    taken, made = eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
+    if name == "slice":
+        return [d if made[d] == size else None for d, size in enumerate(taken)]
+    if name == "squeeze":
+        return [d for d in range(len(taken)) if d not in params["dimensions"]]
+    # A matrix is often used as it is, too, and would be gathered twice.
+    if name == "transpose" and len(taken) > 2:
+        return list(params["permutation"])
+    if name == "reshape" and params["dimensions"] is None:
+        pairs = zip(reversed(taken), reversed(made), strict=False)
+        same = len(list(itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)))
+        return [None] * (len(made) - same) + list(range(len(taken) - same, len(taken)))
+    if name == "broadcast_in_dim" and math.prod(made) == math.prod(taken):
+        of_each = {k: d for d, k in enumerate(params["broadcast_dimensions"])}
+        return [of_each.get(k) for k in range(len(made))]
+    return None
 
 
 class WeightGathers:
@@ -153,24 +183,22 @@ class WeightGathers:
         return self._of.get(operand) if isinstance(operand, int) else None
 
     def of_shards(self, eqn: JaxprEqn, operands: Sequence[Any]) -> int | None:
-        """The result of an equation that casts a weight to a type that is not larger, or takes
-        a part of a weight that is gathered at each use: it is computed from the weight's
-        shards, and gathered instead of the weight. None for any other equation."""
+        """The result of an equation that casts a weight to a type that is not larger, or
+        rearranges or takes a part of a weight that is gathered at each use: it is computed from
+        the weight's shards, and gathered instead of the weight. None for any other equation."""
         gather = self.of(operands[0]) if operands else None
         if gather is None:
             return None
         before, after = eqn.invars[0].aval, eqn.outvars[0].aval
-        of_result: Gather | None = None
         if eqn.primitive is jax.lax.convert_element_type_p:
-            of_result = gather if bytes_of(after) <= bytes_of(before) else None
-        elif eqn.primitive is jax.lax.squeeze_p and not gather.once:
-            of_result = gather.of_part((), eqn.params["dimensions"])
-        elif eqn.primitive is jax.lax.slice_p and not gather.once:
-            taken = (d for d, size in enumerate(after.shape) if size != before.shape[d])
-            of_result = gather.of_part(tuple(taken), ())
-        if of_result is None:
+            if bytes_of(after) > bytes_of(before):
+                return None
+        else:
+            dimensions = None if gather.once else _dimensions(eqn)
+            gather = None if dimensions is None else gather.along(dimensions)
+        if gather is None:
             return None
-        return self._from_shards(eqn.primitive, eqn.params, operands[0], after, of_result)
+        return self._from_shards(eqn.primitive, eqn.params, operands[0], after, gather)
 
     def cast_before(self, eqn: JaxprEqn, operands: list[Any]) -> tuple[JaxprEqn, list[Any]]:
         """The equation and its operands. A scan whose iterations cast weights takes the casts

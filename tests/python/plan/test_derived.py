@@ -139,6 +139,25 @@ def in_groups(layer: Layer) -> Problem:
     )
 
 
+def along_second_axis(layer: Layer) -> Problem:
+    """Matrices stacked along axis 1, as Flax and MaxText stack them."""
+
+    def swapped(p: Any) -> Any:
+        return jax.tree.map(lambda leaf: jnp.swapaxes(leaf, 0, leaf.ndim - 2), p)
+
+    problem = problem_of(lambda x, p: scanned(layer)(x, swapped(p)))
+    return dataclasses.replace(problem, params=swapped(problem.params))
+
+
+def by_reshape(layer: Layer) -> Problem:
+    """A scan over groups of layers, which the stage makes of its stacked weights."""
+
+    def grouped(p: Any) -> Any:
+        return jax.tree.map(lambda leaf: leaf.reshape(1, *leaf.shape), p)
+
+    return problem_of(lambda x, p: scanned(scanned(layer))(x, grouped(p)))
+
+
 CASES = [(scanned, layer) for layer in (in_bfloat16, transposed, normalised)]
 CASES += [(form, in_bfloat16) for form in (counted, nested, chosen_by_layer)]
 CASES += [(form, transposed) for form in (chosen_by_stage, everything_saved)]
@@ -236,15 +255,28 @@ def test_gathered_weights(layer: Layer, fsdp: str) -> None:
         problem_of(chosen_by_layer(plain)),
         scaled_by_microbatch(plain),
         in_groups(plain),
+        along_second_axis(plain),
+        by_reshape(plain),
     ],
-    ids=["unrolled", "scan", "checkpoint", "condition", "microbatch", "groups"],
+    ids=[
+        "unrolled",
+        "scan",
+        "checkpoint",
+        "condition",
+        "microbatch",
+        "groups",
+        "axis",
+        "reshape",
+    ],
 )
 def test_a_task_gathers_the_weights_of_one_layer_at_a_time(
     problem: Problem, schedule: Any
 ) -> None:
     def spec(leaf: jax.Array) -> P:
-        whole = [None] * (leaf.ndim - 2)
-        return P(*whole, "data") if leaf.shape[-2] > LAYERS else P()
+        """Shards the inputs of matrices, and no biases."""
+        if leaf.ndim == 2 or leaf.shape[:2] == (1, LAYERS) and leaf.ndim == 3:
+            return P()
+        return P(*(None if size in (1, LAYERS) else "data" for size in leaf.shape[:-1]))
 
     specs = jax.tree.map(spec, problem.params), None, P(None, "data")
     mesh = mesh_of(STAGES, {"data": 2})
