@@ -25,7 +25,10 @@ __all__ = [
     "returned_operands",
 ]
 
-_INLINED = {"jit", "pjit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call"}
+# JAX 0.11.2 calls closed_call and core_call "eval_jaxpr", among them a checkpoint's forward.
+_INLINED = frozenset(
+    "jit pjit closed_call core_call custom_jvp_call custom_vjp_call eval_jaxpr".split()
+)
 _REMAT = {"remat", "remat2", "checkpoint"}
 
 

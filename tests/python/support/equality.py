@@ -120,7 +120,9 @@ def pipelined_step(problem: Problem, schedule: Any) -> Callable[..., Any]:
     return step
 
 
-def plain_step(problem: Problem, fast: bool = False) -> Callable[..., Any]:
+def plain_step(problem: Problem, options: dict[str, Any] | None = None) -> Callable[..., Any]:
+    """The step in plain JAX, compiled like a pipelined one with these compiler options."""
+
     def step(params, opt_state, batch):
         def one(carry, item):
             mb, i = item
@@ -134,7 +136,9 @@ def plain_step(problem: Problem, fast: bool = False) -> Callable[..., Any]:
         params, opt_state = _apply(problem, params, opt_state, grads)
         return params, opt_state, loss, aux
 
-    return jax.jit(step, compiler_options=_compile_plain_faster() if fast else None)
+    if options is not None and COMPILE_FASTER.items() <= options.items():
+        options = {**options, **_compile_plain_faster()}
+    return jax.jit(step, compiler_options=options)
 
 
 def modules_of(compiled: Any) -> TaskModules:
@@ -297,7 +301,7 @@ def assert_trains_equal(
     ours = jaxpp.mpmd_jit_with_loop(
         pipelined_step(problem, schedule), mpmd_mesh=mesh, **options
     )
-    plain = plain_step(problem, fast=options["compiler_options"] == COMPILE_FASTER)
+    plain = plain_step(problem, options["compiler_options"])
     on_one_rank = mesh.lowering_mesh()  # set for constraints that name its axes
     # Copies, because the pipeline may donate its arguments.
     state = (problem.params, problem.optimizer.init(problem.params))
