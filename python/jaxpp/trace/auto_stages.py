@@ -36,7 +36,7 @@ from jaxpp.trace.work import bytes_of, work
 
 __all__ = ["Cut", "auto_stages", "cutting"]
 
-_JITS = {"jit", "pjit", "closed_call", "core_call"}
+_JITS = {"jit", "pjit", "closed_call", "core_call", "eval_jaxpr"}
 _MOST_LAYERS = 1024  # of a scan that can be cut
 
 
