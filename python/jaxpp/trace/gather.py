@@ -255,7 +255,9 @@ class WeightGathers:
     def in_each_task(self, operand: Any) -> bool:
         """Whether each task gathers an operand, or takes it from such a weight."""
         gather = self.of(operand)
-        return operand in self.parts if gather is None else not gather.once
+        if gather is not None:
+            return not gather.once
+        return isinstance(operand, int) and operand in self.parts
 
     def is_part(self, primitive: Any, operands: Sequence[Any]) -> bool:
         """Whether an op makes a part of a weight that is gathered at each use: the part is

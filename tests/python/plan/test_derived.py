@@ -112,17 +112,19 @@ def problem_of(stage: Layer) -> Problem:
 
 
 def scaled_by_microbatch(layer: Layer) -> Problem:
-    """The scans also take what is computed from the number of the microbatch alone."""
+    """The scans also take what is computed from the number of the microbatch alone, and a
+    constant."""
     problem = problem_of(scanned(layer))
 
     def loss(params: Any, x: Any, i: Any, mark: Any) -> Any:
         scales = jnp.arange(LAYERS) * 0.01 * i.astype(x.dtype)
 
-        def body(h: Any, q: Any) -> tuple[Any, None]:
-            return layer(h, q[1]) * (1 + q[0]), None
+        def body(carry: Any, q: Any) -> tuple[Any, None]:
+            h, offset = carry
+            return (layer(h, q[1]) * (1 + q[0]) + offset, offset * 0.5), None
 
         for p in params:
-            x = mark(jax.lax.scan(body, x, (scales, p))[0])
+            x = mark(jax.lax.scan(body, (x, 0.25), (scales, p))[0][0])
         return jnp.mean(x**2), ()
 
     return dataclasses.replace(problem, loss=loss)
