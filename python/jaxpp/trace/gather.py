@@ -187,7 +187,7 @@ class WeightGathers:
         rearranges or takes a part of a weight that is gathered at each use: it is computed from
         the weight's shards, and gathered instead of the weight. None for any other equation."""
         gather = self.of(operands[0]) if operands else None
-        if gather is None:
+        if gather is None or len(eqn.outvars) != 1:
             return None
         before, after = eqn.invars[0].aval, eqn.outvars[0].aval
         if eqn.primitive is jax.lax.convert_element_type_p:

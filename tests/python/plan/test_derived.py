@@ -292,3 +292,17 @@ def test_a_task_gathers_the_weights_of_one_layer_at_a_time(
     in_loop = {c.task.split("_")[0]: c.bytes / c.times for c in gathers}
     of_a_layer = WIDTH * 2 * WIDTH * 4
     assert in_loop == {"fwd": of_a_layer, "bwd": of_a_layer}
+
+
+@pytest.mark.parametrize("fsdp", ["use", "step"])
+def test_a_callback_takes_a_gathered_weight(fsdp: str) -> None:
+    problem, shapes = problem_of(scanned(plain)), set[tuple[int, ...]]()
+
+    def loss(params: Any, *rest: Any) -> Any:
+        jax.debug.callback(lambda up: shapes.add(up.shape), params[0]["up"])
+        return problem.loss(params, *rest)
+
+    seen = dataclasses.replace(problem, loss=loss)
+    mesh = mesh_of(STAGES, {"data": 2})
+    assert_trains_equal(seen, SCHEDULES[0], mesh, steps=1, in_specs=FSDP_SPECS, fsdp=fsdp)
+    assert shapes == {problem.params[0]["up"].shape}
