@@ -30,13 +30,12 @@ from jaxpp import _core
 from jaxpp.errors import JaxppError, definition_line, make_error, shorten
 from jaxpp.jax_internals.jaxprs import bind, drop_unused, scan_sizes, settings_of
 from jaxpp.jax_internals.lines import at_line_of
-from jaxpp.trace.bodies import inlined_call, is_plain_jit
+from jaxpp.trace.bodies import PLAIN_CALLS, inlined_call, is_plain_jit
 from jaxpp.trace.marks import holds_marks, mark_stage_end
 from jaxpp.trace.work import bytes_of, work
 
 __all__ = ["Cut", "auto_stages", "cutting"]
 
-_JITS = {"jit", "pjit", "closed_call", "core_call", "eval_jaxpr"}
 _MOST_LAYERS = 1024  # of a scan that can be cut
 
 
@@ -103,7 +102,7 @@ class _Function:
 
         for eqn in jaxpr.eqns:
             operands = [read(v) for v in eqn.invars]
-            called = inlined_call(eqn) if eqn.primitive.name in _JITS else None
+            called = inlined_call(eqn) if eqn.primitive.name in PLAIN_CALLS else None
             outs: list[_Operand]
             if isinstance(called, ClosedJaxpr) and is_plain_jit(eqn):
                 outs = self._add(called.jaxpr, [_Constant(c) for c in called.consts], operands)

@@ -17,6 +17,7 @@ from jaxpp.jax_internals.jaxprs import (
 )
 
 __all__ = [
+    "PLAIN_CALLS",
     "bodies_of",
     "fixed_results",
     "inlined_call",
@@ -25,10 +26,10 @@ __all__ = [
     "returned_operands",
 ]
 
-# JAX 0.11.2 calls closed_call and core_call "eval_jaxpr", among them a checkpoint's forward.
-_INLINED = frozenset(
-    "jit pjit closed_call core_call custom_jvp_call custom_vjp_call eval_jaxpr".split()
-)
+# Calls without a derivative of their own. In JAX 0.11.2, closed_call and core_call are
+# "eval_jaxpr", which is also the forward of a checkpoint.
+PLAIN_CALLS = frozenset(("jit", "pjit", "closed_call", "core_call", "eval_jaxpr"))
+_INLINED = PLAIN_CALLS | {"custom_jvp_call", "custom_vjp_call"}
 _REMAT = {"remat", "remat2", "checkpoint"}
 
 

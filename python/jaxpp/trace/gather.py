@@ -31,9 +31,9 @@ class Gather:
     once: bool  # once a step, before the loop; False: in each task that uses it
 
     def along(self, dimensions: Sequence[int | None]) -> Gather | None:
-        """The gather of a value that is computed from the weight. `dimensions`: which of the
-        weight's dimensions each dimension of the value is; None: another one. Returns None if
-        the weight is sharded along a dimension that the value has not."""
+        """The gather of a value that is computed from the weight. `dimensions` maps each
+        dimension of the value to the same one of the weight, or to None. Returns None if the
+        value lacks a dimension that shards the weight."""
         parts = axes_by_dimension(self.before.spec)
         if any(part and d not in dimensions for d, part in enumerate(parts)):
             return None
@@ -107,7 +107,8 @@ def _gathering(eqn: JaxprEqn, gathers: Mapping[int, Gather]) -> JaxprEqn:
 
 
 def _slices(eqn: JaxprEqn, gathers: Sequence[Gather | None]) -> dict[int, Gather]:
-    """The operands of which the iterations of a scan gather slices, by number."""
+    """The gathers that a scan's iterations do themselves, by the number of the operand that
+    the scan slices. `gathers`: those of all operands."""
     if eqn.primitive.name != "scan":
         return {}
     first = sum(scan_sizes(eqn.params))
@@ -129,10 +130,14 @@ _PARTS = frozenset(
 
 
 def _dimensions(eqn: JaxprEqn) -> Sequence[int | None] | None:
-    """Which dimension of its operand each dimension of an equation's result is, if it only
-    rearranges the operand or takes a part of it; None for any other equation."""
+    """Maps each dimension of an equation's result to the same one of its first operand, or to
+    None. Returns None for an equation that does more than rearrange its operand, take a part of
+    it, or cast it to a type that is not larger."""
     name, params = eqn.primitive.name, eqn.params
     taken, made = eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
+    if name == "convert_element_type":
+        before, after = (bytes_of(v.aval) for v in (eqn.invars[0], eqn.outvars[0]))
+        return range(len(taken)) if after <= before else None
     if name == "slice":
         return [d if made[d] == size else None for d, size in enumerate(taken)]
     if name == "squeeze":
@@ -189,16 +194,14 @@ class WeightGathers:
         gather = self.of(operands[0]) if operands else None
         if gather is None or len(eqn.outvars) != 1:
             return None
-        before, after = eqn.invars[0].aval, eqn.outvars[0].aval
-        if eqn.primitive is jax.lax.convert_element_type_p:
-            if bytes_of(after) > bytes_of(before):
-                return None
-        else:
-            dimensions = None if gather.once else _dimensions(eqn)
-            gather = None if dimensions is None else gather.along(dimensions)
-        if gather is None:
+        if gather.once and eqn.primitive is not jax.lax.convert_element_type_p:
             return None
-        return self._from_shards(eqn.primitive, eqn.params, operands[0], after, gather)
+        dimensions = _dimensions(eqn)
+        made = None if dimensions is None else gather.along(dimensions)
+        if made is None:
+            return None
+        aval = eqn.outvars[0].aval
+        return self._from_shards(eqn.primitive, eqn.params, operands[0], aval, made)
 
     def cast_before(self, eqn: JaxprEqn, operands: list[Any]) -> tuple[JaxprEqn, list[Any]]:
         """The equation and its operands. A scan whose iterations cast weights takes the casts

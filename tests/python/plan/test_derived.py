@@ -112,8 +112,7 @@ def problem_of(stage: Layer) -> Problem:
 
 
 def scaled_by_microbatch(layer: Layer) -> Problem:
-    """The scans also take what is computed from the number of the microbatch alone, and a
-    constant."""
+    """The scans also take a constant, and scales computed only from the microbatch's number."""
     problem = problem_of(scanned(layer))
 
     def loss(params: Any, x: Any, i: Any, mark: Any) -> Any:
@@ -153,7 +152,7 @@ def along_second_axis(layer: Layer) -> Problem:
 
 
 def by_reshape(layer: Layer) -> Problem:
-    """A scan over groups of layers, which the stage makes of its stacked weights."""
+    """The stage reshapes its stacked weights into groups of layers, and scans over groups."""
 
     def grouped(p: Any) -> Any:
         return jax.tree.map(lambda leaf: leaf.reshape(1, *leaf.shape), p)
