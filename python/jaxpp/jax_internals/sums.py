@@ -447,6 +447,8 @@ class Sums:
     def _find_axes(self, value: Any, calls: Calls) -> Axes | None:
         if value in self._whole:
             raise Blocked(*self._whole[value])
+        if is_zero(value):
+            return None
         if is_argument(value):
             return self._axes_of_argument(value, calls)
         return self._axes_of_result(value, calls)

@@ -34,7 +34,9 @@ def _sums(loops: Sequence[FrontLoop], sums: Sequence[Sequence[Partial]]) -> Iter
     how: dict[str, list[str]] = {}
     for loop, results in zip(loops, sums, strict=False):
         for name, axes in zip(loop.names, results, strict=True):
-            if isinstance(axes, Blocked):
+            if axes is None:
+                text = "none, because it is zero"
+            elif isinstance(axes, Blocked):
                 text = f"in every microbatch, if at all: {axes.reason}{_line_of(axes.location)}"
             else:
                 text = f"over {', '.join(sorted(axes))}, once after the loop"
@@ -62,8 +64,8 @@ def notes_of(
 
     Args:
       loops: the step's loops.
-      sums: for each result of a loop, the axes over which it is partial, or the reason why it
-        is not.
+      sums: for each result of a loop, the axes over which it is partial, None if it is zero,
+        or the reason why it is not partial.
       gathers: by argument.
       names: the names of the arguments.
     """

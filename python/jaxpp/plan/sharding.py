@@ -206,7 +206,8 @@ def _shard_bytes(spec: PartitionSpec, aval: Any, mesh: Mesh) -> int:
     return _core.device_bytes(dtype, math.prod(_shard_shape(spec, aval, mesh)))
 
 
-Partial = frozenset[str] | Blocked  # the axes of a sum, or the reason why there is none
+# The axes of a sum, None for zeros, or the reason why a value is no such sum.
+Partial = frozenset[str] | Blocked | None
 
 
 class StepShardings:
@@ -272,7 +273,7 @@ class StepShardings:
             if not is_partial:
                 continue
             axes = self.partial[loop][result]
-            assert not isinstance(axes, Blocked)
+            assert isinstance(axes, frozenset)
             summed = self._graph.loops[loop].results[result]
             assert isinstance(summed, int)
             typed = self._unreduced_type(summed)
@@ -400,18 +401,17 @@ class StepShardings:
         sums = [v for loop in self._graph.loops for v in _sums(loop) if v is not None]
         results = [position[v] for v in sums]
         axes = propagated.partials.axes(results, batch_axes=self._axes_of_batches())
-        found: dict[int | None, Any] = {v: axes[position[v]] for v in sums}
+        found: dict[int | None, Partial] = {v: axes[position[v]] for v in sums}
         # The types of values with explicit axes say it.
         typed = {v: self._unreduced_type(v) for v in sums}
         found.update((v, frozenset(t.unreduced)) for v, t in typed.items() if t is not None)
         found[None] = Blocked("the loop does not add it up", None)
-        zero = Blocked("it is zero", None)
-        self.partial = [[found[v] or zero for v in _sums(loop)] for loop in self._graph.loops]
+        self.partial = [[found[v] for v in _sums(loop)] for loop in self._graph.loops]
 
     def partial_results(self, loop: int) -> list[int]:
         """The numbers of a loop's results that are partial."""
         results = self.partial[loop] if self.partial else []
-        return [k for k, axes in enumerate(results) if not isinstance(axes, Blocked)]
+        return [k for k, axes in enumerate(results) if isinstance(axes, frozenset)]
 
     def reduce_shared(self, staged: _core.Staged) -> None:
         """Reduces in every microbatch the sums that ranks of unequal meshes share. `staged` is
@@ -468,7 +468,7 @@ class StepShardings:
             first = self._graph.loops[number].first_output
             for k in self.partial_results(number):
                 spec, axes = self._found.get(first + k, PartitionSpec()), results[k]
-                assert not isinstance(axes, Blocked)
+                assert isinstance(axes, frozenset)
                 if _without(spec, axes) != spec:
                     results[k] = Blocked("the whole weight would exceed the memory limit", None)
                     left = True

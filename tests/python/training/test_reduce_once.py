@@ -441,6 +441,25 @@ def test_what_the_step_constrains_is_reduced_where_it_says():
     assert ".py:" in line
 
 
+def test_zero_gradients_are_not_reduced():
+    def step(params: Any, xs: Any) -> Any:
+        def loss(params: Any, x: Any) -> Any:
+            return jnp.mean((jaxpp.mark_stage_end(x @ params["a"]) @ params["a"]) ** 2)
+
+        def gradient(x: Any) -> Any:
+            return jax.grad(loss)(params, x)
+
+        return jaxpp.treduce(gradient, xs, jaxpp.Std1F1B(2), operation=jaxpp.Add)
+
+    params = {"a": jnp.eye(WIDTH), "scalar": jnp.ones(()), "vector": jnp.ones(3)}
+    xs = jnp.ones((MICROBATCHES, ROWS, WIDTH))
+    specs = (P(), P(None, "data"))
+    run = jaxpp.mpmd_jit_with_loop(step, mesh_of(2, {"data": 2}), in_specs=specs)
+    lines = run.lower(params, xs).explain().splitlines()
+    assert "  over data, once after the loop: result['a']" in lines
+    assert "  none, because it is zero: result['scalar'], result['vector']" in lines
+
+
 # --- Gradients in a loop ------------------------------------------------------------------
 
 
