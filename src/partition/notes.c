@@ -89,52 +89,8 @@ jpp_status_t* jpp__partition_note_stage_moves(jpp_partitioner_t* p, uint32_t loo
   return NULL;
 }
 
-// --- Gradients that one op computes together ------------------------------------------
-
-// How a value is used: for input gradients, or as a weight gradient, directly or after
-// work that is cheap compared with computing it (sums, changes of shape).
-enum { kForInputs = 1, kIsWeightGradient = 2 };
-
-// How an op of the weight-gradient part uses its operands.
-static uint8_t use_in_weight_part(const jpp_partitioner_t* p, const jpp_op_t* op,
-                                  const uint8_t* uses) {
-  double bytes = 0;
-  uint8_t use = 0;
-  for (uint32_t k = 0; k < op->num_outputs; ++k) {
-    bytes += (double)p->values.data[op->first_output + k].bytes;
-    use |= uses[op->first_output + k];
-  }
-  return op->cost <= bytes ? use & kIsWeightGradient : 0;
-}
-
-static void find_uses(const jpp_partitioner_t* p, uint32_t loop_id, uint8_t* uses) {
-  const jpp_loop_t* loop = &p->graph->loops[loop_id];
-  for (uint32_t i = 0; i < loop->num_results; ++i) {
-    uses[p->alias[loop->results[i].value]] |= kIsWeightGradient;
-  }
-  for (uint32_t id = loop->op; id-- > loop->first_op;) {
-    const jpp_op_t* op = &p->ops.data[id];
-    bool in_weight_part = is_backward(p, loop_id, id) && p->weight_part[id];
-    uint8_t use = in_weight_part ? use_in_weight_part(p, op, uses) : kForInputs;
-    for (uint32_t i = 0; i < op->num_inputs; ++i) uses[op->inputs[i]] |= use;
-  }
-}
-
-// Whether an op of the input-gradient part also makes weight gradients.
-static bool gives_both(const jpp_partitioner_t* p, uint32_t loop, uint32_t id,
-                       const uint8_t* uses) {
-  if (!is_backward(p, loop, id) || p->weight_part[id]) return false;
-  bool inputs = false, weights = false;
-  for (uint32_t k = 0; k < p->ops.data[id].num_outputs; ++k) {
-    uint8_t use = uses[p->ops.data[id].first_output + k];
-    inputs = inputs || (use & kForInputs);
-    weights = weights || use == kIsWeightGradient;
-  }
-  return inputs && weights;
-}
-
-static jpp_status_t* note_unsplit_op(jpp_partitioner_t* p, uint32_t op, uint32_t stage,
-                                     float share) {
+jpp_status_t* jpp__partition_note_unsplit(jpp_partitioner_t* p, uint32_t op,
+                                          uint32_t stage, float share) {
   if (share < kSmallShare) return NULL;
   for (size_t i = 0; i < p->notes.count; ++i) {
     jpp_partition_note_t* note = &p->notes.data[i];
@@ -148,28 +104,6 @@ static jpp_status_t* note_unsplit_op(jpp_partitioner_t* p, uint32_t op, uint32_t
   jpp_partition_note_t note = {
       .kind = JPP_NOTE_UNSPLIT, .op = op, .stage = stage, .share = share};
   return JPP_VEC_PUSH(&p->notes, note);
-}
-
-jpp_status_t* jpp__partition_note_unsplit(jpp_partitioner_t* p, uint32_t loop_id) {
-  if (!p->options->loops[loop_id].split_backward) return NULL;
-  const jpp_loop_t* loop = &p->graph->loops[loop_id];
-  uint32_t stages = p->loops[loop_id].stages;
-  uint8_t* uses = NULL;  // [graph values]
-  double* costs = NULL;  // [stages] of the backward
-  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&p->scratch, p->graph->num_values, &uses));
-  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&p->scratch, stages, &costs));
-  find_uses(p, loop_id, uses);
-  for (uint32_t id = loop->first_op; id < loop->op; ++id) {
-    if (!is_backward(p, loop_id, id)) continue;
-    costs[jpp__segment_backward(stages, p->segment[id])] += p->ops.data[id].cost;
-  }
-  for (uint32_t id = loop->first_op; id < loop->op; ++id) {
-    if (!gives_both(p, loop_id, id, uses)) continue;
-    uint32_t stage = jpp__segment_backward(stages, p->segment[id]);
-    float share = costs[stage] > 0 ? (float)(p->ops.data[id].cost / costs[stage]) : 0;
-    JPP_RETURN_IF_ERROR(note_unsplit_op(p, id, stage, share));
-  }
-  return NULL;
 }
 
 // --- Text -----------------------------------------------------------------------------

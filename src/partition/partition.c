@@ -77,7 +77,7 @@ static jpp_status_t* split_loops(jpp_partitioner_t* p) {
       JPP_RETURN_IF_ERROR(check_placement(p->graph, loop, p->options));
       JPP_RETURN_IF_ERROR(jpp__partition_assign_stages(p, loop));
       JPP_RETURN_IF_ERROR(jpp__partition_shrink_calls(p, loop));
-      JPP_RETURN_IF_ERROR(jpp__partition_note_unsplit(p, loop));
+      JPP_RETURN_IF_ERROR(jpp__partition_split_backwards(p, loop));
       JPP_RETURN_IF_ERROR(jpp__partition_note_stage_moves(p, loop));
       JPP_RETURN_IF_ERROR(jpp__partition_make_tasks(p, loop));
       JPP_RETURN_IF_ERROR(jpp__partition_reduce(p, loop));

@@ -48,7 +48,7 @@ typedef struct jpp_partitioner {
   // [graph ops] the task that provides the results of a cloned op to others; JPP_NONE:
   // each task that uses them runs the op.
   uint32_t* handed_by;
-  bool* weight_part;  // [graph ops] in a backward segment, and no mark needs it
+  bool* weight_part;  // [graph ops] runs in BWD_W; only if the schedule has that
   // [stages of the loop at work] takes no longer than a call; NULL: no stage does.
   bool* small_stages;
 
@@ -80,15 +80,15 @@ jpp_status_t* jpp__partition_classify(jpp_partitioner_t* p) JPP_MUST_USE;
 jpp_status_t* jpp__partition_merge_hoisted(jpp_partitioner_t* p) JPP_MUST_USE;
 // classify.c: finds the cheap ops that the remaining hoisted ops need.
 void jpp__partition_find_outer_copies(jpp_partitioner_t* p);
-// stages.c: assigns a segment, and a part of the backward, to every other op of a body.
+// stages.c: assigns a segment to every other op of a body.
 jpp_status_t* jpp__partition_assign_stages(jpp_partitioner_t* p,
                                            uint32_t loop) JPP_MUST_USE;
 // small.c: saves calls, arguments and results of stages that do little.
 jpp_status_t* jpp__partition_shrink_calls(jpp_partitioner_t* p,
                                           uint32_t loop) JPP_MUST_USE;
-// notes.c: finds ops of a loop that compute input and weight gradients together.
-jpp_status_t* jpp__partition_note_unsplit(jpp_partitioner_t* p,
-                                          uint32_t loop) JPP_MUST_USE;
+// halves.c: finds the part of each backward that makes weight gradients.
+jpp_status_t* jpp__partition_split_backwards(jpp_partitioner_t* p,
+                                             uint32_t loop) JPP_MUST_USE;
 // notes.c: finds ops of a loop to which a scalar draws arrays of other ranks.
 jpp_status_t* jpp__partition_note_stage_moves(jpp_partitioner_t* p,
                                               uint32_t loop) JPP_MUST_USE;
@@ -115,6 +115,10 @@ jpp_status_t* jpp__partition_find_outputs(jpp_partitioner_t* p) JPP_MUST_USE;
 // must be sent to `rank`, where it runs.
 jpp_status_t* jpp__partition_note_moves(jpp_partitioner_t* p, uint32_t op, uint32_t rank,
                                         uint64_t bytes) JPP_MUST_USE;
+// notes.c: called for an op that gives input and weight gradients together, with its
+// share of the stage's backward.
+jpp_status_t* jpp__partition_note_unsplit(jpp_partitioner_t* p, uint32_t op,
+                                          uint32_t stage, float share) JPP_MUST_USE;
 
 // --- Shared by passes -----------------------------------------------------------------
 

@@ -544,26 +544,6 @@ static jpp_status_t* settle_by_size(const assigner_t* a) {
   return NULL;
 }
 
-// A backward op belongs to the input-gradient part if a mark or another task needs it.
-static void split_backward_parts(assigner_t* a) {
-  bool* weight_part = a->p->weight_part;
-  for (uint32_t id = a->loop->first_op; id < a->loop->op; ++id) {
-    weight_part[id] = is_in_backward(a, id);
-  }
-  for (uint32_t id = a->loop->op; id-- > a->loop->first_op;) {
-    const jpp_op_t* op = &a->p->ops.data[id];
-    bool is_mark = op->kind == JPP_OP_MARK_BACKWARD;
-    uint32_t segment = a->p->segment[id];
-    for (uint32_t i = 0; i < op->num_inputs; ++i) {
-      uint32_t producer = jpp__producer_in_body(a->p, a->loop, op->inputs[i]);
-      if (producer == JPP_NONE || !weight_part[producer]) continue;
-      bool leaves = jpp__segment_is_stage(segment) && segment != a->p->segment[producer];
-      bool feeds = jpp__segment_is_stage(segment) && !weight_part[id];
-      if (is_mark || leaves || feeds) weight_part[producer] = false;
-    }
-  }
-}
-
 static jpp_status_t* assign_segments(assigner_t* a) {
   JPP_RETURN_IF_ERROR(check_marks(a));
   a->last_is_unmarked = !has_last_mark(a);
@@ -586,9 +566,7 @@ static jpp_status_t* assign_segments(assigner_t* a) {
   find_entering(a);
   find_ops_of_inputs(a);
   JPP_RETURN_IF_ERROR(settle_by_users(a));
-  JPP_RETURN_IF_ERROR(settle_by_size(a));
-  split_backward_parts(a);
-  return NULL;
+  return settle_by_size(a);
 }
 
 jpp_status_t* jpp__partition_assign_stages(jpp_partitioner_t* p, uint32_t loop) {

@@ -411,7 +411,9 @@ class Sums:
                 ]
                 if value in adders:
                     others = [user for user in others if user != end][adders[value] :]
-                if others:
+                if others == [end]:
+                    shared[value] = "a task passes it to another one", value.location
+                elif others:
                     shared[value] = "the step also uses it in the loop", others[0].location
         return shared
 

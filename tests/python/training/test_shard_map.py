@@ -340,6 +340,36 @@ def test_weight_gradients_of_a_map_can_wait(stage, tmp_path, monkeypatch):
     assert (products(tmp_path, "bwd_i_1"), products(tmp_path, "bwd_w_1")) == WAITING[stage]
 
 
+def _branched(x: Any, p: Any) -> Any:
+    """A map of it gives input gradients and weight gradients together."""
+    return jax.lax.cond(jnp.abs(x).sum() > 0, layer, lambda x, p: 2 * layer(x, p), x, p)
+
+
+def branched_of_halves(x: Any, ps: Any) -> Any:
+    return twice(x, jax.tree.map(lambda w: w / 2, ps), mapped(_branched))
+
+
+def branched_of_products(x: Any, ps: Any) -> Any:
+    return twice(
+        x, [{**p, "down": p["down"] @ p["up"] @ p["down"]} for p in ps], mapped(_branched)
+    )
+
+
+def test_gradients_that_cannot_wait_are_added_up_where_they_are_made():
+    compiled = train(branched_of_halves, DATA, jaxpp.ZeroBubble(2))
+    assert "gives input gradients and weight gradients together" in compiled.explain()
+    assert loop_tasks(compiled.cost_summary().collectives, "data", *SUMS) == []
+
+
+def test_explain_says_what_tasks_pass_to_each_other():
+    """The products of weights have weight gradients of their own, which wait."""
+    compiled = train(branched_of_products, DATA, jaxpp.ZeroBubble(2))
+    lines = [line for line in compiled.explain().splitlines() if "passes it to another" in line]
+    assert len(lines) == 1
+    assert "test_shard_map.py:" in lines[0]
+    assert "result[1][2]['down'], result[1][3]['down']" in lines[0]
+
+
 def peaks_of(stage: Any) -> list[int]:
     problem = problem_of(stage, 4)
     step = jaxpp.mpmd_jit_with_loop(
