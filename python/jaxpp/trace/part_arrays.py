@@ -199,10 +199,9 @@ class PartArrays:
         axis that the constraint divides over devices."""
         if value.is_cut_along(divided):
             return None
-        pieces = [p.shaped() for p in value.pieces]
-        return value.of(
-            [Piece(p.box, self.bind(eqn, [p.array])[0]) for p in pieces], value.aval
-        )
+        arrays = ((p.box, p.shaped().array) for p in value.pieces)
+        pieces = [Piece(box, self.bind(eqn, [array])[0]) for box, array in arrays]
+        return value.of(pieces, eqn.outvars[0].aval)
 
     def part_of(self, value: Any, box: Box) -> Any:
         """The part of an operand in a box."""

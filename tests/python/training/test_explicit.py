@@ -239,6 +239,20 @@ def test_stacked_weights_stay_with_their_stages(stage: str, mesh: str, spec: Any
     assert parts.spec[0] == "stage"
 
 
+def test_stacked_weights_that_the_step_gathers() -> None:
+    def loss(w: Any, x: Any, mark: Any) -> Any:
+        gathered = whole(w)
+        for k in range(2):
+            rows = jax.lax.stop_gradient(gathered) if k else gathered
+            x = mark(layers(x, rows[2 * k : 2 * k + 2]))
+        return jnp.sum(x**2)
+
+    weights = np.stack(arrays(4, WIDTH, WIDTH))
+    on, spec = explicit_mesh("2 x (data 2, model 2)"), P(None, "data", "model")
+    compiled = assert_same_as_plain(jax.grad(loss), weights, on, spec=spec)
+    assert compiled.in_shardings[0][0].spec[0] == "stage"
+
+
 @pytest.mark.parametrize("spec", [P(None, None), P(None, "data"), P("data", None)], ids=str)
 def test_sums_without_jit(spec: Any) -> None:
     mesh = explicit_mesh("2 x (data 2)")
