@@ -78,6 +78,7 @@ typedef enum jpp_op_kind {
   JPP_OP_SUM,         // (a, b, ...) -> ((a + b) + ...)
   JPP_OP_PACK,        // (a, b, ...) -> their elements, in one dimension
   JPP_OP_UNPACK,      // (packed) -> the array that begins at element `attr`
+  JPP_OP_REPEAT,      // op `attr` of the graph, a call, with other operands
   JPP_OP_KIND_COUNT,
 } jpp_op_kind_t;
 
@@ -100,14 +101,17 @@ enum {
   JPP_OP_ZEROS = 16,
   // Runs a body of ops that the graph does not show, as a scan or a cond does.
   JPP_OP_BODY = 32,
-  JPP_OP_FLAGS = 63,  // all of these
+  // A call that is linear, up to rounding, in each input that depends on the microbatch
+  // if the others are fixed: f(a + b) is f(a) + f(b).
+  JPP_OP_LINEAR = 64,
+  JPP_OP_FLAGS = 127,  // all of these
 };
 
 typedef struct jpp_op {
   uint8_t kind;   // jpp_op_kind_t
-  uint8_t flags;  // a sum of JPP_OP_CHEAP, JPP_OP_BACKWARD, ..., JPP_OP_BODY
+  uint8_t flags;  // a sum of JPP_OP_CHEAP, JPP_OP_BACKWARD, ..., JPP_OP_LINEAR
   uint32_t attr;  // mark: stage; loop: loop id; init and accumulate: result index;
-                  // unpack: an element; JPP_OP_COPY: a row
+                  // unpack: an element; repeat: an op; JPP_OP_COPY: a row
   uint32_t loop;  // the loop whose body it belongs to; JPP_NONE outside
   uint32_t num_inputs;
   const uint32_t* inputs;

@@ -60,6 +60,7 @@ const char* jpp_op_kind_name(jpp_op_kind_t kind) {
       [JPP_OP_SUM] = "sum",
       [JPP_OP_PACK] = "pack",
       [JPP_OP_UNPACK] = "unpack",
+      [JPP_OP_REPEAT] = "repeat",
   };
   _Static_assert(sizeof(kNames) / sizeof(*kNames) == JPP_OP_KIND_COUNT, "a name a kind");
   return (unsigned)kind < JPP_OP_KIND_COUNT ? kNames[kind] : NULL;

@@ -272,6 +272,7 @@ static uint8_t flag_at(const parser_t* p) {
   if (at_word(p, "backward")) return JPP_OP_BACKWARD;
   if (at_word(p, "zeros")) return JPP_OP_ZEROS;
   if (at_word(p, "body")) return JPP_OP_BODY;
+  if (at_word(p, "linear")) return JPP_OP_LINEAR;
   return at_word(p, "effect") ? JPP_OP_EFFECT : 0;
 }
 

@@ -64,6 +64,9 @@ static void append_op_head(jpp_str_t* str, const jpp_op_t* op) {
     case JPP_OP_UNPACK:
       jpp_str_appendf(str, "@unpack %u ", op->attr);
       return;
+    case JPP_OP_REPEAT:
+      jpp_str_appendf(str, "@repeat %u ", op->attr);
+      return;
     case JPP_OP_CALL:
     case JPP_OP_LOOP:
     case JPP_OP_KIND_COUNT:
@@ -88,6 +91,7 @@ void jpp__op_append(jpp_str_t* str, const jpp_value_t* values, const jpp_op_t* o
   if (op->flags & JPP_OP_EFFECT) jpp_str_append(str, " effect");
   if (op->flags & JPP_OP_ZEROS) jpp_str_append(str, " zeros");
   if (op->flags & JPP_OP_BODY) jpp_str_append(str, " body");
+  if (op->flags & JPP_OP_LINEAR) jpp_str_append(str, " linear");
   if (op->flags & JPP_OP_COPY) jpp_str_appendf(str, " copies %u", op->attr);
   if (op->code) jpp_str_appendf(str, " code %u", op->code);
   if (op->cost > 0) jpp_str_appendf(str, " cost %.9g", (double)op->cost);

@@ -32,6 +32,8 @@ static uint64_t hash_type(const jpp_type_t* type) {
 // A hash of what an op computes, without its operands; 0: unknown.
 static uint64_t code_of(const jpp_matcher_t* m, const jpp_op_t* op) {
   switch ((jpp_op_kind_t)op->kind) {
+    case JPP_OP_REPEAT:
+      return op->code ? mix(JPP_OP_CALL, op->code) : 0;
     case JPP_OP_CALL:
     case JPP_OP_ADD:
       return op->code && !(op->flags & JPP_OP_EFFECT) ? mix(op->kind, op->code) : 0;

@@ -1,7 +1,9 @@
 // Creates the accumulators of a loop's results. A result whose terms several tasks
 // compute gets one accumulator in each of them, and the parts are summed after the loop.
 // This also applies to a result that is partial over the devices of a rank, even if it
-// has only one part: the sum combines the devices' parts into one value.
+// has only one part: the sum combines the devices' parts into one value. If linear ops,
+// such as a cast, make the result of the sum of its terms, each of these tasks runs them
+// on its part.
 //
 // A loop of one microbatch keeps nothing between runs: the task that makes a value also
 // makes the initial state, and its update makes the result.
@@ -29,9 +31,10 @@ typedef struct reducer {
   jpp_add_tree_t tree;
   jpp_u32_vec_t tasks;  // of the tree's leaves
   jpp_u32_vec_t terms;
-  jpp_u32_vec_t finals;      // parts of one result
-  jpp_u32_vec_t inits;       // ops that run before the loop
-  jpp_u32_vec_t unpacks;     // ops that run after it
+  jpp_u32_vec_t linear;   // ops between the tree's root and the result, from the result
+  jpp_u32_vec_t finals;   // parts of one result
+  jpp_u32_vec_t inits;    // ops that run before the loop
+  jpp_u32_vec_t unpacks;  // ops that run after it
   jpp_u32_vec_t sums_after;  // and after these
   JPP_VEC(reduction_t) small;
 } reducer_t;
@@ -217,7 +220,44 @@ static jpp_status_t* reduce_small(reducer_t* r) {
 
 // --- Results --------------------------------------------------------------------------
 
-// The sum of the leaves that `task` makes, as one value in that task.
+// The input of a body's op that a stage makes; JPP_NONE if it is not the only one.
+static uint32_t only_stage_input(const reducer_t* r, const jpp_op_t* op) {
+  const jpp_partitioner_t* p = r->p;
+  uint32_t found = JPP_NONE;
+  for (uint32_t i = 0; i < op->num_inputs; ++i) {
+    uint32_t producer =
+        jpp__producer_in_body(p, &p->graph->loops[r->loop], op->inputs[i]);
+    if (producer == JPP_NONE || !jpp__segment_is_stage(p->segment[producer])) continue;
+    if (found != JPP_NONE) return JPP_NONE;
+    found = i;
+  }
+  return found;
+}
+
+// Runs the linear ops between the tree's root and the result on a part of the root.
+static jpp_status_t* apply_linear(reducer_t* r, uint32_t task, uint32_t* value) {
+  jpp_partitioner_t* p = r->p;
+  for (size_t i = r->linear.count; i-- > 0;) {
+    uint32_t source = r->linear.data[i], id = 0;
+    jpp_op_t op = p->ops.data[source];
+    uint32_t like = op.first_output, replaced = only_stage_input(r, &op);
+    r->terms.count = 0;
+    for (uint32_t k = 0; k < op.num_inputs; ++k) {
+      uint32_t input = k == replaced ? *value : op.inputs[k];
+      JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(&r->terms, input));
+    }
+    op.kind = JPP_OP_REPEAT;
+    op.attr = source;
+    op.flags &= JPP_OP_BACKWARD;
+    op.inputs = r->terms.data;
+    JPP_RETURN_IF_ERROR(jpp__partition_define(p, &op, like, r->loop, &id, value));
+    JPP_RETURN_IF_ERROR(add_to_task(r, id, task));
+  }
+  return NULL;
+}
+
+// The sum of the leaves that `task` makes, as one value in that task, in the form of the
+// result.
 static jpp_status_t* add_part(reducer_t* r, uint32_t task, uint32_t* out_value) {
   r->terms.count = 0;
   for (size_t i = 0; i < r->tree.leaves.count; ++i) {
@@ -226,11 +266,12 @@ static jpp_status_t* add_part(reducer_t* r, uint32_t task, uint32_t* out_value) 
   }
   uint32_t first = r->terms.data[0];
   *out_value = first;
-  if (r->terms.count == 1) return NULL;
+  if (r->terms.count == 1) return apply_linear(r, task, out_value);
   uint32_t op = 0;
   jpp_op_t sum = sum_of(&r->terms, r->loop);
   JPP_RETURN_IF_ERROR(jpp__partition_define(r->p, &sum, first, r->loop, &op, out_value));
-  return add_to_task(r, op, task);
+  JPP_RETURN_IF_ERROR(add_to_task(r, op, task));
+  return apply_linear(r, task, out_value);
 }
 
 static bool seen_before(const jpp_u32_vec_t* vec, size_t index) {
@@ -257,6 +298,9 @@ static jpp_status_t* add_split_result(reducer_t* r, uint32_t result) {
   for (size_t i = 0; i < r->tree.adds.count; ++i) {
     p->segment[r->tree.adds.data[i]] = JPP_SEGMENT_ALIAS;
   }
+  for (size_t i = 0; i < r->linear.count; ++i) {
+    p->segment[r->linear.data[i]] = JPP_SEGMENT_ALIAS;
+  }
   uint32_t sum = 0;
   jpp_op_t op = sum_of(&r->finals, JPP_NONE);
   op.first_output = output;
@@ -264,15 +308,34 @@ static jpp_status_t* add_split_result(reducer_t* r, uint32_t result) {
   return JPP_VEC_PUSH(&r->sums_after, sum);
 }
 
+// Finds the linear ops that make `value`, such as the casts and scales of a gradient, of
+// values that nothing else uses. Returns the value that the first of them takes.
+static jpp_status_t* find_linear(reducer_t* r, uint32_t value, uint32_t* out_root) {
+  const jpp_partitioner_t* p = r->p;
+  r->linear.count = 0;
+  for (*out_root = value;;) {
+    uint32_t id = jpp__producer_in_body(p, &p->graph->loops[r->loop], *out_root);
+    if (id == JPP_NONE) return NULL;
+    const jpp_op_t* op = &p->ops.data[id];
+    uint32_t i = op->flags & JPP_OP_LINEAR ? only_stage_input(r, op) : JPP_NONE;
+    if (i == JPP_NONE || p->uses[op->inputs[i]] != 1) return NULL;
+    JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(&r->linear, id));
+    *out_root = op->inputs[i];
+  }
+}
+
 // The terms of a loop's result and their tasks. For a sum whose terms several tasks make:
-// the leaves of the additions that make `value`. Otherwise: `value` alone.
+// the leaves of the additions that make `value`, or make what linear ops turn into it.
+// Otherwise: `value` alone.
 static jpp_status_t* find_terms(reducer_t* r, uint32_t value, bool is_sum) {
   uint32_t task = task_of_value(r, value);
   if (task == JPP_NONE) task = r->p->loops[r->loop].forward[0];
   r->tasks.count = 0;
   bool split = false;
   if (is_sum && r->p->uses[value] == 1) {
-    JPP_RETURN_IF_ERROR(jpp__add_tree_collect(r->p, value, r->loop, &r->tree));
+    uint32_t root = value;
+    JPP_RETURN_IF_ERROR(find_linear(r, value, &root));
+    JPP_RETURN_IF_ERROR(jpp__add_tree_collect(r->p, root, r->loop, &r->tree));
     for (size_t i = 0; i < r->tree.leaves.count; ++i) {
       uint32_t of_leaf = task_of_value(r, r->tree.leaves.data[i]);
       // A term from outside the loop is added in the task of the sum.
@@ -282,7 +345,7 @@ static jpp_status_t* find_terms(reducer_t* r, uint32_t value, bool is_sum) {
     }
   }
   if (split) return NULL;
-  r->tree.adds.count = r->tree.leaves.count = r->tasks.count = 0;
+  r->tree.adds.count = r->tree.leaves.count = r->tasks.count = r->linear.count = 0;
   JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(&r->tree.leaves, value));
   return JPP_VEC_PUSH(&r->tasks, task);
 }
@@ -341,6 +404,7 @@ jpp_status_t* jpp__partition_reduce(jpp_partitioner_t* p, uint32_t loop) {
   jpp__add_tree_deinit(&reducer.tree);
   jpp_vec_deinit(&reducer.tasks);
   jpp_vec_deinit(&reducer.terms);
+  jpp_vec_deinit(&reducer.linear);
   jpp_vec_deinit(&reducer.finals);
   jpp_vec_deinit(&reducer.inits);
   jpp_vec_deinit(&reducer.unpacks);

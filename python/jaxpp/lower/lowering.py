@@ -124,7 +124,9 @@ class TaskLowerer:
         return functools.reduce(jax.lax.add, terms)
 
     def _is_made(self, op: int) -> bool:
-        return op not in self.graph.ops or self.staged.op(op).kind == _core.OP_SUM
+        kind = self.staged.op(op).kind
+        of_graph = op in self.graph.ops or kind == _core.OP_REPEAT
+        return not of_graph or kind == _core.OP_SUM
 
     def _task_function(self, task: _core.StagedTask) -> Callable[..., list[Any]]:
         order: Sequence[int] = task.ops
@@ -152,14 +154,20 @@ class TaskLowerer:
 
     def _resolved(self, op: int) -> FrontOp:
         """The op with the inputs that the planner gave it, which bypass marks."""
-        front = self.graph.ops[op]
-        inputs = iter(self.staged.op(op).inputs)
+        staged, front = self.staged.op(op), self._front(op)
+        inputs = iter(staged.inputs)
         operands = tuple(
             [o if isinstance(o, Literal) else next(inputs) for o in front.operands]
         )
-        if operands == front.operands:
+        first = staged.first_output
+        if (operands, first) == (front.operands, front.first_output):
             return front
-        return dataclasses.replace(front, operands=operands)
+        return dataclasses.replace(front, operands=operands, first_output=first)
+
+    def _front(self, op: int) -> FrontOp:
+        """What an op of the graph, or a repeated one, computes."""
+        staged = self.staged.op(op)
+        return self.graph.ops[staged.attr if staged.kind == _core.OP_REPEAT else op]
 
     # --- Identity of tasks ---
 
@@ -177,7 +185,7 @@ class TaskLowerer:
                 what = (staged.attr, str(self.avals[staged.first_output]))
             key = (staged.kind, what, tuple(local[v] for v in staged.inputs))
         else:
-            front = self.graph.ops[op]
+            front = self._front(op)
             key = (front.code, tuple(local[v] for v in staged.inputs))
             key += self._split_key(front, local)
         for k in range(staged.num_outputs):

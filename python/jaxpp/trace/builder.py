@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import JaxprEqn, Literal
 
@@ -24,6 +25,18 @@ from jaxpp.trace.work import flops
 from jaxpp.trace.zeros import Zeros
 
 __all__ = ["GraphBuilder"]
+
+# Primitives that are linear in each operand if the others are fixed.
+_LINEAR = {
+    "broadcast_in_dim",
+    "convert_element_type",
+    "copy",
+    "mul",
+    "neg",
+    "reshape",
+    "squeeze",
+    "transpose",
+}
 
 
 class GraphBuilder:
@@ -122,6 +135,8 @@ class GraphBuilder:
             row = first_row(name, params, operands, self.avals, avals[0])
             if row is not None:
                 flags, attr = flags | _core.FLAG_COPY, row
+            if self._is_linear(name, operands, avals[0]):
+                flags |= _core.FLAG_LINEAR
         makes_zeros = len(avals) == 1 and part is None and not branches
         if makes_zeros and self.zeros.is_made_by(primitive, operands):
             flags |= _core.FLAG_ZEROS
@@ -153,6 +168,16 @@ class GraphBuilder:
         if self.outside is not None:
             self._note_origin(name, values, range(first, first + len(avals)))
         return first
+
+    def _is_linear(self, name: str, operands: Sequence[Operand], out: Any) -> bool:
+        """Whether an equation is linear in each operand that depends on the microbatch."""
+        dtypes = [out.dtype, *(self.avals[o].dtype for o in operands if isinstance(o, int))]
+        if not all(jnp.issubdtype(dtype, jnp.inexact) for dtype in dtypes):
+            return False
+        if name == "div":
+            by = operands[1]
+            return isinstance(by, Literal) or by in (self.outside or ())
+        return name in _LINEAR
 
     def _note_origin(self, name: str, values: Sequence[int], results: range) -> None:
         """Records whether the results of an op in a body depend on the loop's index."""

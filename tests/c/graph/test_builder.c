@@ -185,8 +185,8 @@ static void test_marks_and_flags_and_shards_are_in_range(void** state) {
   desc.attr = 1u << 31;
   assert_op_refused(desc, "found flags 0 and stage 2147483648");
   desc = op(JPP_OP_CALL);
-  desc.flags = 64;
-  assert_op_refused(desc, "found flags 64 and stage 0");
+  desc.flags = 128;
+  assert_op_refused(desc, "found flags 128 and stage 0");
   assert_type_refused((jpp_type_t){.dtype = JPP_DTYPE_F32, .shards = 1u << 31},
                       "fewer than 2^31 shards");
   int64_t dims[] = {6, 10};

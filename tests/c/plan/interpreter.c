@@ -33,6 +33,13 @@ static uint64_t reduce(uint8_t kind, uint64_t state, uint64_t value, uint64_t in
 // Computes ops of graphs, and ops that the planner adds. `values` is [num_values].
 static void run_op(const jpp_graph_t* graph, const jpp_op_t* op, uint64_t* values) {
   uint64_t* out = values + op->first_output;
+  if (op->kind == JPP_OP_REPEAT) {
+    jpp_op_t again = graph->ops[op->attr];
+    again.inputs = op->inputs;
+    again.first_output = op->first_output;
+    run_op(graph, &again, values);
+    return;
+  }
   if (op->flags & JPP_OP_ZEROS) {
     for (uint32_t i = 0; i < op->num_outputs; ++i) out[i] = 0;
     return;
@@ -40,6 +47,11 @@ static void run_op(const jpp_graph_t* graph, const jpp_op_t* op, uint64_t* value
   uint64_t hash = 0;
   if (op->kind == JPP_OP_CALL || op->kind == JPP_OP_TASK) {
     hash = op->code ? op->code : hash_name(op->name);
+  }
+  if (op->flags & JPP_OP_LINEAR) {
+    out[0] = hash | 1;
+    for (uint32_t i = 0; i < op->num_inputs; ++i) out[0] *= values[op->inputs[i]];
+    return;
   }
   switch (op->kind) {
     case JPP_OP_MARK:

@@ -11,8 +11,9 @@ const char* const kGraphs[] = {
     "tasks",       "dropout",   "effects",     "empty_stage", "forward",  "frozen",
     "interleaved", "layers",    "mlp2",        "mlp4",        "no_stage", "once",
     "one_stage",   "partial",   "passthrough", "shared3",     "skip",     "tied",
-    "rolled",      "tied_cast", "two_loops",   "unmarked",    "host",     "host_update",
-    "weighted",    "lora",      "penalty",     "relu",        "no_loss",  NULL,
+    "rolled",      "tied_cast", "tied_scaled", "two_loops",   "unmarked", "host",
+    "host_update", "weighted",  "lora",        "penalty",     "relu",     "no_loss",
+    NULL,
 };
 
 char* graph_text(const char* name) {

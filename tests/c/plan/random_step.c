@@ -246,6 +246,11 @@ static void end_loop(maker_t* m) {
     const pool_t* end = &pools[pick(m->stages)];
     if (m->layered && end->count && pick(8)) value = last(end);
     if (value == JPP_NONE) value = any(&m->args);
+    while (pick(3) == 0) {
+      uint32_t inputs[] = {value, any(&m->args)};
+      uint8_t linear = flags | JPP_OP_LINEAR;
+      value = add_op(m, JPP_OP_CALL, 0, linear, (inputs_t){1 + pick(2), inputs}, pick(2));
+    }
     while (m->is_host[value]) {  // loops reduce in device memory
       value = add_op(m, JPP_OP_CALL, 0, flags, (inputs_t){1, &value}, pick(2));
     }

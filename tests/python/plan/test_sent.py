@@ -9,9 +9,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.sharding import PartitionSpec as P
 
 import jaxpp.api as jaxpp
-from equality import assert_equal, mesh_of
+from equality import SUMS, assert_close, assert_equal, loop_tasks, mesh_of
 
 WIDTH, MICROBATCHES, ROWS = 48, 4, 8
 STAGES = 3
@@ -164,3 +165,71 @@ def test_a_number_for_each_weight_is_sent_in_one_message(name: str, axes: Any) -
     for link in ours.compile(params, xs).cost_summary().links:
         arrays = MICROBATCHES if abs(link.src - link.dst) == 1 else 0
         assert link.messages == arrays + dtypes
+
+
+def cast(params: Any) -> Any:
+    return jax.tree.map(lambda w: w.astype(jnp.bfloat16), params)
+
+
+def of_cast(loss: Any) -> Any:
+    return lambda params, x, scale: loss(cast(params), x)
+
+
+def scaled(loss: Any) -> Any:
+    def gradient(params: Any, x: Any, scale: Any) -> Any:
+        value, grads = jax.value_and_grad(lambda p: scale * loss(cast(p), x))(params)
+        return value / scale, jax.tree.map(lambda g: g / scale, grads)
+
+    return gradient
+
+
+# Gradients of one microbatch: functions of the parameters, its input and a number.
+TIED: dict[str, Callable[[Any], Any]] = {
+    "of the weights": lambda loss: jax.value_and_grad(lambda p, x, scale: loss(p, x)),
+    "of a cast": lambda loss: jax.value_and_grad(of_cast(loss)),
+    "cast": lambda loss: (
+        lambda p, x, scale: jax.tree.map(
+            lambda g: g.astype(jnp.float32), jax.value_and_grad(loss)(cast(p), x)
+        )
+    ),
+    "of a scaled loss": scaled,
+    "mean": lambda loss: (
+        lambda p, x, scale: jax.tree.map(
+            lambda g: -scale * -g.T / MICROBATCHES, jax.value_and_grad(loss)(p, x)
+        )
+    ),
+}
+
+
+@pytest.mark.parametrize("axes", [{}, {"data": 2}], ids=str)
+@pytest.mark.parametrize("name", TIED)
+def test_gradients_of_tied_weights_are_sent_once_a_step(name: str, axes: Any) -> None:
+    def loss(params: Any, x: Any) -> Any:
+        x = x.astype(params["tied"].dtype) @ params["tied"]
+        for w in params["layers"]:
+            x = jaxpp.mark_stage_end(jnp.tanh(x @ w))
+        return jnp.mean((x @ params["tied"].T - 0.1).astype(jnp.float32) ** 2)
+
+    def step(params: Any, xs: Any, scale: Any) -> Any:
+        return jaxpp.treduce(
+            lambda x: TIED[name](loss)(params, x, scale),
+            xs,
+            jaxpp.Std1F1B(STAGES),
+            operation=jaxpp.Add,
+        )
+
+    keys = jax.random.split(jax.random.key(0), STAGES + 2)
+    weights = [jax.random.normal(k, (WIDTH, WIDTH)) / 7 for k in keys[1:]]
+    params = {"tied": weights[0], "layers": weights[1:]}
+    xs = jax.random.normal(keys[0], (MICROBATCHES, ROWS, WIDTH))
+    specs = (P(), P(None, "data") if axes else P(), P())
+    ours = jaxpp.mpmd_jit_with_loop(step, mesh_of(STAGES, axes), in_specs=specs)
+    tolerance = 1e-5 if name in ("of the weights", "mean") else 2e-2
+    found, expected = ours(params, xs, 8.0), jax.jit(step)(params, xs, 8.0)
+    assert_close(found, expected, tolerance, "loss and gradients")
+    cost = ours.compile(params, xs, 8.0).cost_summary()
+    for link in cost.links:
+        arrays = MICROBATCHES if abs(link.src - link.dst) == 1 else 0
+        ends = {link.src, link.dst} == {0, STAGES - 1}
+        assert link.bytes < arrays * ACTIVATION + ends * weights[0].nbytes + 500
+    assert loop_tasks(cost.collectives, "data", *SUMS) == []
