@@ -2,8 +2,8 @@
 // nothing with the planner or the checker.
 //
 // Every op hashes its name and inputs, except sums, which add modulo 2^64 (and may
-// therefore be regrouped), linear ops, which multiply, and reductions, which do what their
-// names say.
+// therefore be regrouped), linear ops, which multiply, and reductions, which do what
+// their names say.
 //
 // Besides its number each array has bits, which model a compiler's rounding: a hash of
 // the task that made it, of its position in the task and of the bits of all inputs.
