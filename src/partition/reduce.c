@@ -325,7 +325,7 @@ static jpp_status_t* find_linear(reducer_t* r, uint32_t value, uint32_t* out_roo
 }
 
 // The terms of a loop's result and their tasks. For a sum whose terms several tasks make:
-// the leaves of the additions that make `value`, or make what linear ops turn into it.
+// the leaves of the additions that make `value` or, if linear ops make it, their operand.
 // Otherwise: `value` alone.
 static jpp_status_t* find_terms(reducer_t* r, uint32_t value, bool is_sum) {
   uint32_t task = task_of_value(r, value);

@@ -171,13 +171,14 @@ class GraphBuilder:
 
     def _is_linear(self, name: str, operands: Sequence[Operand], out: Any) -> bool:
         """Whether an equation is linear in each operand that depends on the microbatch."""
-        dtypes = [out.dtype, *(self.avals[o].dtype for o in operands if isinstance(o, int))]
-        if not all(jnp.issubdtype(dtype, jnp.inexact) for dtype in dtypes):
-            return False
         if name == "div":
             by = operands[1]
-            return isinstance(by, Literal) or by in (self.outside or ())
-        return name in _LINEAR
+            if not isinstance(by, Literal) and by not in (self.outside or ()):
+                return False
+        elif name not in _LINEAR:
+            return False
+        dtypes = [out.dtype, *(self.avals[o].dtype for o in operands if isinstance(o, int))]
+        return all(jnp.issubdtype(dtype, jnp.inexact) for dtype in dtypes)
 
     def _note_origin(self, name: str, values: Sequence[int], results: range) -> None:
         """Records whether the results of an op in a body depend on the loop's index."""
