@@ -19,8 +19,7 @@ typedef struct halver {
 } halver_t;
 
 static bool is_backward(const halver_t* h, uint32_t id) {
-  uint32_t segment = h->p->segment[id];
-  return jpp__segment_is_stage(segment) && segment >= h->stages;
+  return jpp__segment_is_backward(h->stages, h->p->segment[id]);
 }
 
 // A backward op belongs to the input-gradient part if a mark or another task needs it.
@@ -116,8 +115,8 @@ static bool follows_operands(const halver_t* h, uint32_t id) {
   if (!is_cheap(h, op) || use_of_results(h, op) != kIsWeightGradient) return false;
   bool found = false;
   for (uint32_t i = 0; i < op->num_inputs; ++i) {
-    uint32_t producer = jpp__producer_in_body(p, h->loop, op->inputs[i]);
-    if (producer == JPP_NONE || !jpp__segment_is_stage(p->segment[producer])) continue;
+    uint32_t producer = jpp__producer_in_stage(p, h->loop, op->inputs[i]);
+    if (producer == JPP_NONE) continue;
     found = p->segment[producer] == p->segment[id] && !p->weight_part[producer] &&
             h->uses[op->inputs[i]] == kIsWeightGradient;
     if (!found) return false;

@@ -34,8 +34,7 @@ jpp_status_t* jpp__partition_note_moves(jpp_partitioner_t* p, uint32_t op, uint3
 }
 
 static bool is_backward(const jpp_partitioner_t* p, uint32_t loop, uint32_t op) {
-  uint32_t segment = p->segment[op];
-  return jpp__segment_is_stage(segment) && segment >= p->loops[loop].stages;
+  return jpp__segment_is_backward(p->loops[loop].stages, p->segment[op]);
 }
 
 // Whether an operand has crossed a stage boundary to get to the op.
@@ -52,8 +51,8 @@ static bool takes_a_mark(const jpp_partitioner_t* p, uint32_t id) {
 
 // The rank of the stage that makes a value in the loop; JPP_NONE if none does.
 static uint32_t rank_of_maker(const jpp_partitioner_t* p, uint32_t loop, uint32_t value) {
-  uint32_t op = jpp__producer_in_body(p, &p->graph->loops[loop], value);
-  if (op == JPP_NONE || !jpp__segment_is_stage(p->segment[op])) return JPP_NONE;
+  uint32_t op = jpp__producer_in_stage(p, &p->graph->loops[loop], value);
+  if (op == JPP_NONE) return JPP_NONE;
   return p->options->loops[loop]
       .stage_rank[jpp__segment_stage(p->loops[loop].stages, p->segment[op])];
 }

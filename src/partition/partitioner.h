@@ -155,6 +155,10 @@ static inline bool jpp__segment_is_stage(uint32_t segment) {
   return segment < JPP_SEGMENT_FIRST_SPECIAL;
 }
 
+static inline bool jpp__segment_is_backward(uint32_t stages, uint32_t segment) {
+  return jpp__segment_is_stage(segment) && segment >= stages;
+}
+
 // The segment of the stage's backward; of a backward's segment, the stage.
 static inline uint32_t jpp__segment_backward(uint32_t stages, uint32_t stage) {
   return 2 * stages - 1 - stage;
@@ -175,6 +179,13 @@ static inline uint32_t jpp__producer_in_body(const jpp_partitioner_t* p,
                                              const jpp_loop_t* loop, uint32_t value) {
   uint32_t op = p->values.data[value].producer;
   return op >= loop->first_op && op < loop->op ? op : JPP_NONE;
+}
+
+// The same, if a stage runs the op.
+static inline uint32_t jpp__producer_in_stage(const jpp_partitioner_t* p,
+                                              const jpp_loop_t* loop, uint32_t value) {
+  uint32_t op = jpp__producer_in_body(p, loop, value);
+  return op != JPP_NONE && jpp__segment_is_stage(p->segment[op]) ? op : JPP_NONE;
 }
 
 static inline uint64_t* jpp__need_at(const jpp_partitioner_t* p, uint32_t value) {

@@ -222,12 +222,10 @@ static jpp_status_t* reduce_small(reducer_t* r) {
 
 // The input of a body's op that a stage makes; JPP_NONE if it is not the only one.
 static uint32_t only_stage_input(const reducer_t* r, const jpp_op_t* op) {
-  const jpp_partitioner_t* p = r->p;
+  const jpp_loop_t* loop = &r->p->graph->loops[r->loop];
   uint32_t found = JPP_NONE;
   for (uint32_t i = 0; i < op->num_inputs; ++i) {
-    uint32_t producer =
-        jpp__producer_in_body(p, &p->graph->loops[r->loop], op->inputs[i]);
-    if (producer == JPP_NONE || !jpp__segment_is_stage(p->segment[producer])) continue;
+    if (jpp__producer_in_stage(r->p, loop, op->inputs[i]) == JPP_NONE) continue;
     if (found != JPP_NONE) return JPP_NONE;
     found = i;
   }
@@ -266,11 +264,13 @@ static jpp_status_t* add_part(reducer_t* r, uint32_t task, uint32_t* out_value) 
   }
   uint32_t first = r->terms.data[0];
   *out_value = first;
-  if (r->terms.count == 1) return apply_linear(r, task, out_value);
-  uint32_t op = 0;
-  jpp_op_t sum = sum_of(&r->terms, r->loop);
-  JPP_RETURN_IF_ERROR(jpp__partition_define(r->p, &sum, first, r->loop, &op, out_value));
-  JPP_RETURN_IF_ERROR(add_to_task(r, op, task));
+  if (r->terms.count > 1) {
+    uint32_t op = 0;
+    jpp_op_t sum = sum_of(&r->terms, r->loop);
+    JPP_RETURN_IF_ERROR(
+        jpp__partition_define(r->p, &sum, first, r->loop, &op, out_value));
+    JPP_RETURN_IF_ERROR(add_to_task(r, op, task));
+  }
   return apply_linear(r, task, out_value);
 }
 

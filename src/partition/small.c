@@ -32,13 +32,6 @@ typedef struct shrinker {
   jpp_u32_vec_t stack;
 } shrinker_t;
 
-// The op that makes the value, if a stage of the loop runs it; else JPP_NONE.
-static uint32_t stage_producer(const shrinker_t* s, uint32_t value) {
-  uint32_t op = jpp__producer_in_body(s->p, s->loop, value);
-  bool is_stage = op != JPP_NONE && jpp__segment_is_stage(s->p->segment[op]);
-  return is_stage ? op : JPP_NONE;
-}
-
 static bool is_small(const shrinker_t* s, uint32_t segment) {
   bool is_known = s->cost[segment] > 0;
   return is_known && s->cost[segment] <= kCallCost;
@@ -75,7 +68,7 @@ static void find_sent(const shrinker_t* s) {
     uint32_t segment = s->p->segment[id];
     if (!jpp__segment_is_stage(segment)) continue;
     for (uint32_t i = 0; i < op->num_inputs; ++i) {
-      uint32_t producer = stage_producer(s, op->inputs[i]);
+      uint32_t producer = jpp__producer_in_stage(s->p, s->loop, op->inputs[i]);
       if (producer == JPP_NONE) continue;
       uint32_t made = s->p->segment[producer];
       bool stays = segment == made || segment == jpp__segment_backward(s->stages, made);
@@ -114,7 +107,8 @@ static void find_kept(const shrinker_t* s) {
     s->kept[at] = s->sent[at] || !is_pure(s, &s->p->ops.data[id]);
   }
   for (uint32_t i = 0; i < s->loop->num_results; ++i) {
-    uint32_t producer = stage_producer(s, s->p->alias[s->loop->results[i].value]);
+    uint32_t producer =
+        jpp__producer_in_stage(s->p, s->loop, s->p->alias[s->loop->results[i].value]);
     if (producer != JPP_NONE) s->kept[producer - s->loop->first_op] = true;
   }
 }
@@ -122,7 +116,7 @@ static void find_kept(const shrinker_t* s) {
 // Counts a value that the backward takes, or has the op that makes it run again.
 static jpp_status_t* take(shrinker_t* s, uint32_t stage, uint32_t value, bool runs_again,
                           uint32_t* count) {
-  uint32_t producer = stage_producer(s, value);
+  uint32_t producer = jpp__producer_in_stage(s->p, s->loop, value);
   if (producer == JPP_NONE ||
       s->p->segment[producer] == jpp__segment_backward(s->stages, stage)) {
     return NULL;

@@ -138,10 +138,9 @@ static bool moves_out(const assigner_t* a, const jpp_op_t* op) {
 //  - Through the mark before an unmarked last stage it enters that stage.
 static uint32_t segment_of_input(const assigner_t* a, uint32_t id, uint32_t index) {
   const jpp_op_t* op = &a->p->ops.data[id];
-  uint32_t producer = jpp__producer_in_body(a->p, a->loop, op->inputs[index]);
+  uint32_t producer = jpp__producer_in_stage(a->p, a->loop, op->inputs[index]);
   if (producer == JPP_NONE) return JPP_NONE;
   uint32_t made = a->p->segment[producer];
-  if (!jpp__segment_is_stage(made)) return JPP_NONE;
   const jpp_op_t* mark = mark_before_input(a, id, index);
   if (!mark) return made;
   uint32_t last = a->stages - 1;
@@ -361,9 +360,8 @@ static void find_scalars_only(const assigner_t* a) {
     bool found =
         jpp__segment_is_stage(segment) && backward && !(op->flags & JPP_OP_EFFECT);
     for (uint32_t i = 0; i < op->num_inputs && found; ++i) {
-      uint32_t producer = jpp__producer_in_body(a->p, a->loop, op->inputs[i]);
-      if (producer == JPP_NONE || !jpp__segment_is_stage(a->p->segment[producer]))
-        continue;
+      uint32_t producer = jpp__producer_in_stage(a->p, a->loop, op->inputs[i]);
+      if (producer == JPP_NONE) continue;
       found = !a->p->values.data[op->inputs[i]].type.ndim ||
               a->scalars_only[producer - a->loop->first_op];
     }
@@ -395,8 +393,8 @@ static void find_entering(const assigner_t* a) {
 static uint32_t stage_of_inputs(const assigner_t* a, uint32_t id, uint32_t index,
                                 bool* made_outside) {
   const jpp_op_t* op = &a->p->ops.data[id];
-  uint32_t producer = jpp__producer_in_body(a->p, a->loop, op->inputs[index]);
-  *made_outside = producer == JPP_NONE || !jpp__segment_is_stage(a->p->segment[producer]);
+  uint32_t producer = jpp__producer_in_stage(a->p, a->loop, op->inputs[index]);
+  *made_outside = producer == JPP_NONE;
   if (*made_outside) return JPP_NONE;
   const jpp_op_t* mark = mark_before_input(a, id, index);
   if (!mark) return a->input_of[producer - a->loop->first_op];
@@ -496,8 +494,7 @@ static jpp_status_t* settle_by_users(assigner_t* a) {
 }
 
 static bool is_in_backward(const assigner_t* a, uint32_t id) {
-  uint32_t segment = a->p->segment[id];
-  return jpp__segment_is_stage(segment) && segment >= a->stages;
+  return jpp__segment_is_backward(a->stages, a->p->segment[id]);
 }
 
 // The bytes that the backward no longer takes of the forward if the forward of `stage`

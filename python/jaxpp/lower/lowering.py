@@ -79,8 +79,7 @@ class TaskLowerer:
 
     # --- Evaluating a task ---
 
-    def _made_op(self, op: int) -> MadeOp:
-        made = self.staged.op(op)
+    def _made_op(self, made: _core.StagedOp) -> MadeOp:
         first = made.first_output
 
         def run(env: dict[int, Any]) -> None:
@@ -123,10 +122,17 @@ class TaskLowerer:
             terms = list(map(as_reduced, terms))
         return functools.reduce(jax.lax.add, terms)
 
-    def _is_made(self, op: int) -> bool:
-        kind = self.staged.op(op).kind
-        of_graph = op in self.graph.ops or kind == _core.OP_REPEAT
-        return not of_graph or kind == _core.OP_SUM
+    def _front(self, op: int, staged: _core.StagedOp) -> FrontOp | None:
+        """What an op of the graph, or a repeated one, computes; None for an op that only the
+        planner makes."""
+        if staged.kind == _core.OP_SUM:
+            return None
+        return self.graph.ops.get(staged.attr if staged.kind == _core.OP_REPEAT else op)
+
+    def _op(self, op: int) -> FrontOp | MadeOp:
+        staged = self.staged.op(op)
+        front = self._front(op, staged)
+        return self._made_op(staged) if front is None else self._resolved(front, staged)
 
     def _task_function(self, task: _core.StagedTask) -> Callable[..., list[Any]]:
         order: Sequence[int] = task.ops
@@ -134,7 +140,7 @@ class TaskLowerer:
         # On several devices, calls save no time (docs/partition.md).
         if self.specs.one_device:
             order, repeats = self.staged.repeats(task.repeats)
-        ops = [self._made_op(op) if self._is_made(op) else self._resolved(op) for op in order]
+        ops = [self._op(op) for op in order]
         wanted, aval_of = set(task.outputs), self.avals.__getitem__
         called = with_calls(ops, repeats, wanted, self.mesh, aval_of)
 
@@ -152,9 +158,9 @@ class TaskLowerer:
         """Whether the user wrote the task: its types may then have shardings."""
         return self.staged.op(task.ops[0]).kind == _core.OP_TASK
 
-    def _resolved(self, op: int) -> FrontOp:
+    @staticmethod
+    def _resolved(front: FrontOp, staged: _core.StagedOp) -> FrontOp:
         """The op with the inputs that the planner gave it, which bypass marks."""
-        staged, front = self.staged.op(op), self._front(op)
         inputs = iter(staged.inputs)
         operands = tuple(
             [o if isinstance(o, Literal) else next(inputs) for o in front.operands]
@@ -164,17 +170,13 @@ class TaskLowerer:
             return front
         return dataclasses.replace(front, operands=operands, first_output=first)
 
-    def _front(self, op: int) -> FrontOp:
-        """What an op of the graph, or a repeated one, computes."""
-        staged = self.staged.op(op)
-        return self.graph.ops[staged.attr if staged.kind == _core.OP_REPEAT else op]
-
     # --- Identity of tasks ---
 
     def _op_key(self, op: int, local: dict[Any, int]) -> Any:
         staged = self.staged.op(op)
+        front = self._front(op, staged)
         key: tuple[Any, ...]
-        if self._is_made(op):
+        if front is None:
             what: Any = None
             if staged.kind in (_core.OP_INIT, _core.OP_ACCUMULATE):
                 assert staged.loop is not None
@@ -185,7 +187,6 @@ class TaskLowerer:
                 what = (staged.attr, str(self.avals[staged.first_output]))
             key = (staged.kind, what, tuple(local[v] for v in staged.inputs))
         else:
-            front = self._front(op)
             key = (front.code, tuple(local[v] for v in staged.inputs))
             key += self._split_key(front, local)
         for k in range(staged.num_outputs):

@@ -135,7 +135,7 @@ class GraphBuilder:
             row = first_row(name, params, operands, self.avals, avals[0])
             if row is not None:
                 flags, attr = flags | _core.FLAG_COPY, row
-            if self._is_linear(name, operands, avals[0]):
+            if self.outside is not None and self._is_linear(name, operands, avals[0]):
                 flags |= _core.FLAG_LINEAR
         makes_zeros = len(avals) == 1 and part is None and not branches
         if makes_zeros and self.zeros.is_made_by(primitive, operands):
@@ -170,10 +170,12 @@ class GraphBuilder:
         return first
 
     def _is_linear(self, name: str, operands: Sequence[Operand], out: Any) -> bool:
-        """Whether an equation is linear in each operand that depends on the microbatch."""
+        """Whether an equation of a body is linear in each operand that depends on the
+        microbatch."""
+        assert self.outside is not None
         if name == "div":
             by = operands[1]
-            if not isinstance(by, Literal) and by not in (self.outside or ()):
+            if not isinstance(by, Literal) and by not in self.outside:
                 return False
         elif name not in _LINEAR:
             return False
