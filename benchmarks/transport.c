@@ -178,14 +178,12 @@ static void run_ours(process_t* process, const size_row_t* row) {
 
 // --- Bare UCX -------------------------------------------------------------------------
 
-static void start_bare(process_t* process, const char* address) {
+static void start_bare(process_t* process, const char* devices) {
   static char peer[kMostAddress];
   const jpp_ucx_t* ucx = process->ucx;
-  char* devices = NULL;
   ucp_config_t* config = NULL;
   ucp_address_t* mine = NULL;
   size_t size = 0;
-  check(jpp__ucx_find_devices(address, &devices));
   check_ucx(process, ucx->ucp_config_read(NULL, NULL, &config));
   check_ucx(process, ucx->ucp_config_modify(config, "NET_DEVICES", devices));
   check_ucx(process, ucx->ucp_config_modify(config, "MM_ERROR_HANDLING",
@@ -194,7 +192,6 @@ static void start_bare(process_t* process, const char* address) {
                          .features = UCP_FEATURE_TAG};
   check_ucx(process, ucx->ucp_init_version(1, 13, &params, config, &process->context));
   ucx->ucp_config_release(config);
-  jpp_text_free(devices);
   ucp_worker_params_t worker = {0};
   check_ucx(process, ucx->ucp_worker_create(process->context, &worker, &process->worker));
   check_ucx(process, ucx->ucp_worker_get_address(process->worker, &mine, &size));
@@ -270,13 +267,16 @@ static void measure(process_t* process, const size_row_t* row) {
 }
 
 static void run_process(process_t* process, const char* address) {
-  check(jpp__ucx_load(&process->ucx));
+  char* devices = NULL;
+  check(jpp__ucx_find_devices(address, &devices));
+  check(jpp__ucx_load(devices, &process->ucx));
   if (process->self == 0) {
     printf("UCX %s, at %s\n", process->ucx->ucp_get_version_string(), address);
   }
   process->data = malloc((size_t)kWindow * kMostBytes);
   memset(process->data, 1, (size_t)kWindow * kMostBytes);
-  start_bare(process, address);
+  start_bare(process, devices);
+  jpp_text_free(devices);
   start_ours(process, address);
   for (int i = 0; i < kSizeCount; ++i) measure(process, &kSizes[i]);
   jpp_channel_close(process->out);

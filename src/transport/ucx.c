@@ -311,14 +311,12 @@ static const jpp_net_port_t kPort = {.send = ucx_send};
 
 static jpp_status_t* ucx_create(const jpp_transport_options_t* options,
                                 jpp_transport_t** out_transport) {
-  const jpp_ucx_t* ucx = NULL;
-  JPP_RETURN_IF_ERROR(jpp__ucx_load(&ucx));
   ucx_transport_t* transport = NULL;
   JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(1, &transport));
-  transport->ucx = ucx;
   char* devices = NULL;
   jpp_status_t* status = jpp__net_init(&transport->net, &kPort, options);
   if (!status) status = jpp__ucx_find_devices(options->address, &devices);
+  if (!status) status = jpp__ucx_load(devices, &transport->ucx);
   if (!status) status = ucx_begin(transport, options, devices);
   jpp_free(devices);
   if (status) {

@@ -5,6 +5,8 @@
 
 #include <dlfcn.h>
 #include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
 
 #include "base/log.h"
 #include "transport/library.h"
@@ -38,9 +40,19 @@ static jpp_status_t* load_functions(void* library) {
       missing);
 }
 
-static jpp_status_t* load_locked(void) {
+// For its cache of memory that RDMA devices can read, UCX overwrites the first
+// instructions of mmap(), munmap() and others while the process runs. A thread that does
+// not run for 5 ms in the middle of one crashes (openucx/ucx#9148). Other devices need no
+// such cache. UCX reads the variable, which has no equivalent in ucp_config_modify(),
+// when it is loaded.
+static void keep_functions(const char* devices) {
+  if (!strchr(devices, ':')) setenv("UCX_MEM_EVENTS", "n", /*overwrite=*/0);
+}
+
+static jpp_status_t* load_locked(const char* devices) {
   void* library = NULL;
   if (g_loaded) return NULL;
+  keep_functions(devices);
   JPP_RETURN_IF_ERROR(jpp__library_open(&kUcx, &library));
   JPP_RETURN_IF_ERROR(load_functions(library));
   JPP_LOG(JPP_LOG_INFO, "UCX %s", g_ucx.ucp_get_version_string());
@@ -48,10 +60,10 @@ static jpp_status_t* load_locked(void) {
   return NULL;
 }
 
-jpp_status_t* jpp__ucx_load(const jpp_ucx_t** out_ucx) {
+jpp_status_t* jpp__ucx_load(const char* devices, const jpp_ucx_t** out_ucx) {
   *out_ucx = &g_ucx;
   pthread_mutex_lock(&g_mutex);
-  jpp_status_t* status = load_locked();
+  jpp_status_t* status = load_locked(devices);
   pthread_mutex_unlock(&g_mutex);
   return status;
 }

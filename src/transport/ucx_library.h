@@ -1,7 +1,7 @@
 // UCX, loaded at run time: the functions of libucp that ucx.c calls. The library is the
 // one that JPP_UCX names, else the one in the Python package libucx-cu13 or libucx-cu12
-// beside this library, else the system's. Once loaded, it stays loaded, because it hooks
-// the process's memory calls.
+// beside this library, else the system's. Once loaded, it stays loaded, because it may
+// have hooked the process's memory calls.
 #ifndef JPP_TRANSPORT_UCX_LIBRARY_H_
 #define JPP_TRANSPORT_UCX_LIBRARY_H_
 
@@ -44,17 +44,19 @@ typedef struct jpp_ucx {
 #undef JPP_UCX_MEMBER
 } jpp_ucx_t;
 
-// Lifetime static. JPP_UNSUPPORTED says what to install. Any thread.
-jpp_status_t* jpp__ucx_load(const jpp_ucx_t** out_ucx) JPP_MUST_USE;
-
-// NULL for UCS_OK.
-jpp_status_t* jpp__ucx_error(const jpp_ucx_t* ucx, ucs_status_t status,
-                             const char* call) JPP_MUST_USE;
-
 // The value of UCX_NET_DEVICES with which UCX listens at these addresses, separated by
 // commas, and nowhere else: names of interfaces and of their RDMA devices. Free with
 // jpp_free(). JPP_INVALID_ARGUMENT lists the addresses that this host has.
 jpp_status_t* jpp__ucx_find_devices(const char* addresses,
                                     char** out_devices) JPP_MUST_USE;
+
+// Lifetime static. `devices`: those of the first transport, from jpp__ucx_find_devices();
+// UCX hooks memory calls only if one of them is an RDMA device or the user sets
+// UCX_MEM_EVENTS. JPP_UNSUPPORTED says what to install. Any thread.
+jpp_status_t* jpp__ucx_load(const char* devices, const jpp_ucx_t** out_ucx) JPP_MUST_USE;
+
+// NULL for UCS_OK.
+jpp_status_t* jpp__ucx_error(const jpp_ucx_t* ucx, ucs_status_t status,
+                             const char* call) JPP_MUST_USE;
 
 #endif  // JPP_TRANSPORT_UCX_LIBRARY_H_

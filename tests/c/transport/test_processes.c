@@ -1,5 +1,6 @@
 // UCX between two real processes: the test is process 0, and starts this program again as
 // process 1 for each case. The addresses go over a pair of sockets.
+#include <dlfcn.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
@@ -275,6 +276,32 @@ static void test_it_listens_at_the_given_address_only(void** state) {
                "expected an address of this host");
 }
 
+// The first bytes of some functions of libc.
+typedef struct code {
+  char bytes[4][16];
+} code_t;
+
+static code_t read_code(void) {
+  static const char* const kNames[] = {"mmap", "munmap", "mremap", "madvise"};
+  code_t code = {0};
+  void* libc = dlopen("libc.so.6", RTLD_NOW | RTLD_NOLOAD);
+  for (int i = 0; i < 4; ++i) {
+    const void* function = dlsym(libc, kNames[i]);
+    if (function) memcpy(code.bytes[i], function, sizeof(code.bytes[i]));
+  }
+  return code;
+}
+
+static code_t g_code;  // before UCX was loaded
+
+// UCX would overwrite it under the feet of other threads.
+static void test_libc_keeps_its_code(void** state) {
+  (void)state;
+  const code_t empty = {0}, code = read_code();
+  assert_memory_not_equal(&g_code, &empty, sizeof(code));
+  assert_memory_equal(&g_code, &code, sizeof(code));
+}
+
 static void test_a_stranger_is_refused_by_both(void** state) {
   (void)state;
   process_t process;
@@ -347,6 +374,7 @@ int main(int argc, char** argv) {
   if (argc == 3) return peer_main(argv[1], atoi(argv[2]));
   jpp_transport_t* transport = NULL;
   jpp_transport_options_t options = pair_options("ucx", 0, 1);
+  g_code = read_code();
   jpp_status_t* status = jpp_transport_create(&options, &transport);
   if (jpp_status_code(status) == JPP_UNSUPPORTED) {
     printf("1..0 # SKIP %s\n", jpp_status_message(status));
@@ -357,6 +385,7 @@ int main(int argc, char** argv) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_messages_of_all_sizes_go_there_and_back),
       cmocka_unit_test(test_it_listens_at_the_given_address_only),
+      cmocka_unit_test(test_libc_keeps_its_code),
       cmocka_unit_test(test_a_stranger_is_refused_by_both),
       cmocka_unit_test(test_a_killed_peer_is_an_error_in_bounded_time),
       cmocka_unit_test(test_a_peer_that_quits_is_named),

@@ -32,7 +32,8 @@ from locations import jaxpp_command
 from random_models import Case, make_case, train
 
 LIMIT = 600  # seconds; only to make a hang fail
-_ENVIRONMENT = {"JPP_ADDRESS": "127.0.0.1"}
+# A process that crashes prints the stacks of its Python threads.
+_ENVIRONMENT = {"JPP_ADDRESS": "127.0.0.1", "PYTHONFAULTHANDLER": "1"}
 _OF_DEVICES = {"explicit axes", "arrays on the mesh", "context mesh"}
 
 
@@ -130,7 +131,7 @@ def run_seeds(seeds: Sequence[int]) -> tuple[int, list[str]]:
             run += 1
             if difference is not None:
                 case = make_case(seed)
-                wrong.append(f"{processes} processes, {case}\n{difference}\n{errors[-3000:]}")
+                wrong.append(f"{processes} processes, {case}\n{difference}\n{errors}")
     return run, wrong
 
 
