@@ -1,15 +1,34 @@
 // Finds the ops of a loop's body that belong to no stage: an op that uses only values
 // from outside leaves the loop and runs once, and a cheap op of the loop index and of
-// such values is recomputed in every task that needs it.
+// such values is recomputed in every task that needs it, unless several values would have
+// to be sent there instead of its result.
 #include "partition/partitioner.h"
 #include "task/ids.h"
 
-enum { kInvariant = 1, kAvailable = 2 };  // of a value
+// Of a value. kComputed: from the results of ops that left the loop.
+enum { kInvariant = 1, kAvailable = 2, kComputed = 4 };
 
 static uint8_t op_knowledge(const jpp_op_t* op, const uint8_t* known) {
-  uint8_t result = kInvariant | kAvailable;
-  for (uint32_t i = 0; i < op->num_inputs; ++i) result &= known[op->inputs[i]];
-  return result;
+  uint8_t all = kInvariant | kAvailable, some = 0;
+  for (uint32_t i = 0; i < op->num_inputs; ++i) {
+    all &= known[op->inputs[i]];
+    some |= known[op->inputs[i]];
+  }
+  return all | (some & kComputed);
+}
+
+// Whether the op makes one value of several that would otherwise be sent.
+static bool is_join(const jpp_partitioner_t* p, const jpp_op_t* op,
+                    const uint8_t* known) {
+  uint64_t bytes = 0;
+  uint32_t count = 0;
+  for (uint32_t i = 0; i < op->num_inputs; ++i) {
+    if (!(known[op->inputs[i]] & kComputed)) continue;
+    bytes += p->values.data[op->inputs[i]].bytes;
+    ++count;
+  }
+  return count > 1 && op->num_outputs == 1 &&
+         p->values.data[op->first_output].bytes < bytes;
 }
 
 // Nothing is hoisted out of a loop that runs once: that would save nothing, and the
@@ -17,7 +36,7 @@ static uint8_t op_knowledge(const jpp_op_t* op, const uint8_t* known) {
 static uint32_t classify_body_op(bool cheap, bool runs_once, uint8_t* knowledge) {
   if (cheap && (*knowledge & kAvailable)) return JPP_SEGMENT_CLONE;
   if ((*knowledge & kInvariant) && !runs_once) {
-    *knowledge |= kAvailable;
+    *knowledge |= kAvailable | kComputed;
     return JPP_SEGMENT_OUTER;
   }
   *knowledge = 0;
@@ -39,6 +58,7 @@ static void classify_op(jpp_partitioner_t* p, uint32_t id, const bool* ends_stag
   } else {
     bool cheap = (op->flags & JPP_OP_CHEAP) && !ends_stage[id];
     knowledge = op_knowledge(op, known);
+    cheap &= !((knowledge & kInvariant) && is_join(p, op, known));
     bool runs_once = p->graph->loops[op->loop].microbatches == 1;
     p->segment[id] = classify_body_op(cheap, runs_once, &knowledge);
   }
