@@ -224,11 +224,15 @@ _OPTIONS = (
     # "mapped": layers in a shard_map over the rows of the batch
     # "recurrent": layers that scan over the steps of a cell
     # "derived": layers that normalise and transpose their weights
+    # "penalised": a loss that contains the size of the weights
     # "use", "step": the value of fsdp=, with weights sharded over "data"
 )
 
 
-_DRAWN_APART = ("stopped", "rectified", "mapped", "recurrent", "derived", "use", "step")
+_DRAWN_APART = (
+    *("stopped", "rectified", "mapped", "recurrent", "derived", "penalised"),
+    *("use", "step"),
+)
 
 
 def _optimizer(name: str, dtype: str) -> Any:
@@ -377,6 +381,9 @@ def _make_loss(rng: random.Random, case: Case) -> Callable[..., Any]:
         if "frozen" in options:
             x = x @ params["head"]
         value = jnp.mean((x.astype(jnp.float32) - mb["y"]) ** 2)
+        if "penalised" in options:
+            size = optax.global_norm(jax.tree.map(lambda p: p.astype(jnp.float32), params))
+            value = value + 1e-2 * (size if case.seed % 2 else size**2)
         aux = {"out": x, "largest": largest, "i": i} if "aux" in options else ()
         return value, aux
 
