@@ -129,6 +129,14 @@ _PARTS = frozenset(
 )
 
 
+_ELEMENTWISE = frozenset(
+    (
+        "abs add convert_element_type div integer_pow max min mul neg pow sign sqrt square sub"
+    ).split()
+)
+_REDUCTIONS = frozenset("reduce_max reduce_min reduce_sum".split())
+
+
 def _dimensions(eqn: JaxprEqn) -> Sequence[int | None] | None:
     """Maps each dimension of an equation's result to the same one of its first operand, or to
     None. Returns None for an equation that does more than rearrange its operand, take a part of
@@ -177,10 +185,13 @@ class WeightGathers:
         self.gathered: set[int] = set()  # the weights that a loop gathers
         self._made: dict[int, int] = {}  # in a loop's body: the gathered values of weights
         self.parts: set[int] = set()  # values gathered at each use, and parts of them
+        # In a loop's body: of a value that is made element by element of weights that are
+        # gathered at each use, the same value made of their shards, and their sharding.
+        self._shards: dict[int, tuple[int, NamedSharding]] = {}
         self._index: int | None = None  # of the loop
 
     def begin_loop(self, index: int) -> None:
-        self._made, self.parts = {}, set()
+        self._made, self.parts, self._shards = {}, set(), {}
         self._index = index
 
     def of(self, operand: Any) -> Gather | None:
@@ -202,6 +213,45 @@ class WeightGathers:
             return None
         aval = eqn.outvars[0].aval
         return self._from_shards(eqn.primitive, eqn.params, operands[0], aval, made)
+
+    def _shards_of(self, operand: Any) -> tuple[int, NamedSharding] | None:
+        gather = self.of(operand)
+        if gather is not None:
+            return None if gather.once else (operand, gather.before)
+        return self._shards.get(operand) if isinstance(operand, int) else None
+
+    def note_elementwise(
+        self,
+        eqn: JaxprEqn,
+        operands: Sequence[Any],
+        results: Sequence[Any],
+        is_outside: Callable[[int], bool],
+    ) -> None:
+        """If an equation makes a value element by element of weights that are gathered at each
+        use, and of values from outside the loop, makes it of their shards as well, for
+        reduced()."""
+        shards = [self._shards_of(o) for o in operands]
+        sharding = next((s[1] for s in shards if s), None)
+        if sharding is None or eqn.primitive.name not in _ELEMENTWISE:
+            return
+        taken = []
+        for operand, shard in zip(operands, shards, strict=True):
+            fixed = not isinstance(operand, int) or is_outside(operand)
+            if not fixed and (shard is None or shard[1] != sharding):
+                return
+            taken.append(shard[0] if shard else operand)
+        result = self._add(eqn.primitive, eqn.params, taken, eqn.outvars[0].aval, False)
+        self._shards[results[0]] = result, sharding
+
+    def reduced(self, eqn: JaxprEqn, operands: Sequence[Any]) -> int | None:
+        """The result of an equation that makes a number of such a value, such as the norm of a
+        weight: made of the shards, it needs no gather. None for any other equation."""
+        if eqn.primitive.name not in _REDUCTIONS or eqn.outvars[0].aval.shape:
+            return None
+        shards = self._shards_of(operands[0])
+        if shards is None:
+            return None
+        return self._add(eqn.primitive, eqn.params, [shards[0]], eqn.outvars[0].aval, False)
 
     def cast_before(self, eqn: JaxprEqn, operands: list[Any]) -> tuple[JaxprEqn, list[Any]]:
         """The equation and its operands. A scan whose iterations cast weights takes the casts

@@ -136,10 +136,11 @@ class _Walker(GraphBuilder):
             return self.add_mark(eqn, operands)
         if eqn.primitive.name == "stop_gradient":
             return operands  # an op would copy a frozen weight once a step
-        called, sharded = inlined(eqn), operands
+        called, sharded, given = inlined(eqn), operands, operands
         if called is None and self.outside is not None and self.gathers:
-            if (result := self.gathers.of_shards(eqn, operands)) is not None:
-                return [result]
+            for from_shards in (self.gathers.of_shards, self.gathers.reduced):
+                if (result := from_shards(eqn, operands)) is not None:
+                    return [result]
             # An op that takes part of a weight does not need all of it.
             if not self.takes_by_index(eqn.primitive.name, operands):
                 eqn, sharded = self.gathers.cast_before(eqn, operands)
@@ -162,7 +163,10 @@ class _Walker(GraphBuilder):
                 return self.add_conditional(eqn, operands)
             if eqn.primitive.name in ("scan", "while") and not eqn.effects:
                 return self.add_parts(eqn, operands, self.splitter.by_result(eqn))
-        return self.add_call(eqn, operands)
+        outs = self.add_call(eqn, operands)
+        if self.outside is not None and self.gathers:
+            self.gathers.note_elementwise(eqn, given, outs, self._is_outside)
+        return outs
 
     def add_called(
         self, eqn: JaxprEqn, called: ClosedJaxpr | Jaxpr, operands: list[Operand]

@@ -3,6 +3,7 @@ keeps them once for the loop, not once for each microbatch in flight."""
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import pathlib
 import re
@@ -291,6 +292,43 @@ def test_a_task_gathers_the_weights_of_one_layer_at_a_time(
     in_loop = {c.task.split("_")[0]: c.bytes / c.times for c in gathers}
     of_a_layer = WIDTH * 2 * WIDTH * 4
     assert in_loop == {"fwd": of_a_layer, "bwd": of_a_layer}
+
+
+PENALTIES: dict[str, Callable[[Any], Any]] = {
+    "none": lambda params: 0.0,
+    "squares": lambda params: sum(jnp.sum(w**2) for w in jax.tree.leaves(params)),
+    "norm": optax.global_norm,
+    "in bfloat16": lambda params: optax.global_norm(optax.tree.cast(params, "bfloat16")),
+    "absolute": lambda params: sum(jnp.sum(jnp.abs(-2 * w)) for w in jax.tree.leaves(params)),
+}
+
+
+def bytes_gathered(penalty: str) -> dict[str, int]:
+    """What a step gathers in the tasks of each kind, with a penalty on all weights."""
+    problem = problem_of(unrolled(plain))
+
+    def loss(params: Any, *rest: Any) -> Any:
+        value, aux = problem.loss(params, *rest)
+        return value + 1e-4 * PENALTIES[penalty](params).astype(value.dtype), aux
+
+    specs = jax.tree.map(lambda leaf: P(None, "data"), problem.params), None, P(None, "data")
+    penalised = dataclasses.replace(problem, loss=loss if penalty != "none" else problem.loss)
+    mesh = mesh_of(STAGES, {"data": 2})
+    tolerance = 1e-2 if penalty == "in bfloat16" else 1e-5
+    step = assert_trains_equal(
+        penalised, SCHEDULES[0], mesh, in_specs=specs, fsdp="use", tolerance=tolerance
+    )
+    state = problem.params, problem.optimizer.init(problem.params)
+    found = collections.Counter[str]()
+    for c in step.compile(*state, problem.batch).cost_summary().collectives:
+        if c.kind == "all-gather":
+            found[c.task.split("_")[0]] += c.bytes
+    return found
+
+
+@pytest.mark.parametrize("penalty", [name for name in PENALTIES if name != "none"])
+def test_the_size_of_the_weights_is_computed_without_gathering_them(penalty: str) -> None:
+    assert bytes_gathered(penalty)["fwd"] == bytes_gathered("none")["fwd"] > 0
 
 
 @pytest.mark.parametrize("fsdp", ["use", "step"])
