@@ -2,51 +2,64 @@
 // from outside leaves the loop and runs once, and a cheap op of the loop index and of
 // such values is recomputed in every task that needs it, unless several values would have
 // to be sent there instead of its result.
+#include "base/bytes.h"
 #include "partition/partitioner.h"
 #include "task/ids.h"
 
-// Of a value. kComputed: from the results of ops that left the loop.
-enum { kInvariant = 1, kAvailable = 2, kComputed = 4 };
+enum { kInvariant = 1, kAvailable = 2 };  // of a value
 
 enum { kMostSteps = 8 };  // see clone_terms()
 
-static uint8_t op_knowledge(const jpp_op_t* op, const uint8_t* known) {
-  uint8_t all = kInvariant | kAvailable, some = 0;
-  for (uint32_t i = 0; i < op->num_inputs; ++i) {
-    all &= known[op->inputs[i]];
-    some |= known[op->inputs[i]];
-  }
-  return all | (some & kComputed);
+typedef struct classifier {
+  jpp_partitioner_t* p;
+  bool* ends_stage;  // [graph ops] a mark takes a result of the op
+  uint8_t* known;    // [graph values] kInvariant | kAvailable
+  uint64_t* sent;    // [graph values] the bytes of the hoisted values that it is made of
+} classifier_t;
+
+static uint8_t op_knowledge(const classifier_t* c, const jpp_op_t* op) {
+  uint8_t result = kInvariant | kAvailable;
+  for (uint32_t i = 0; i < op->num_inputs; ++i) result &= c->known[op->inputs[i]];
+  return result;
 }
 
-// Whether the op makes one value of several that would otherwise be sent.
-static bool is_join(const jpp_partitioner_t* p, const jpp_op_t* op,
-                    const uint8_t* known) {
+static uint64_t bytes_sent(const classifier_t* c, const jpp_op_t* op) {
   uint64_t bytes = 0;
-  uint32_t count = 0;
   for (uint32_t i = 0; i < op->num_inputs; ++i) {
-    if (!(known[op->inputs[i]] & kComputed)) continue;
-    bytes += p->values.data[op->inputs[i]].bytes;
-    ++count;
+    bytes = jpp__bytes_add(bytes, c->sent[op->inputs[i]]);
   }
+  return bytes;
+}
+
+// Whether an op of outside values makes one value of several larger ones that the tasks
+// that run it would need.
+static bool is_join(const classifier_t* c, const jpp_op_t* op) {
+  uint32_t count = 0;
+  for (uint32_t i = 0; i < op->num_inputs; ++i) count += c->sent[op->inputs[i]] != 0;
   return count > 1 && op->num_outputs == 1 &&
-         p->values.data[op->first_output].bytes < bytes;
+         c->p->values.data[op->first_output].bytes < bytes_sent(c, op);
 }
 
 // Nothing is hoisted out of a loop that runs once: that would save nothing, and the
 // stages do all the work of the body.
-static uint32_t classify_body_op(bool cheap, bool runs_once, uint8_t* knowledge) {
-  if (cheap && (*knowledge & kAvailable)) return JPP_SEGMENT_CLONE;
-  if ((*knowledge & kInvariant) && !runs_once) {
-    *knowledge |= kAvailable | kComputed;
+static uint32_t classify_body_op(const classifier_t* c, uint32_t id, uint8_t* knowledge) {
+  const jpp_op_t* op = &c->p->ops.data[id];
+  *knowledge = op_knowledge(c, op);
+  bool invariant = *knowledge & kInvariant;
+  bool cheap = (op->flags & JPP_OP_CHEAP) && !c->ends_stage[id];
+  if (cheap && (*knowledge & kAvailable) && !(invariant && is_join(c, op))) {
+    return JPP_SEGMENT_CLONE;
+  }
+  if (invariant && c->p->graph->loops[op->loop].microbatches != 1) {
+    *knowledge |= kAvailable;
     return JPP_SEGMENT_OUTER;
   }
   *knowledge = 0;
   return JPP_SEGMENT_OPEN;
 }
 
-static void classify_op(jpp_partitioner_t* p, uint32_t id, const bool* ends_stage,
-                        uint8_t* known) {
+static void classify_op(const classifier_t* c, uint32_t id) {
+  jpp_partitioner_t* p = c->p;
   const jpp_op_t* op = &p->ops.data[id];
   uint8_t knowledge = kInvariant | kAvailable;
   if (op->loop == JPP_NONE) {
@@ -58,23 +71,25 @@ static void classify_op(jpp_partitioner_t* p, uint32_t id, const bool* ends_stag
     knowledge = 0;
     p->segment[id] = JPP_SEGMENT_OPEN;
   } else {
-    bool cheap = (op->flags & JPP_OP_CHEAP) && !ends_stage[id];
-    knowledge = op_knowledge(op, known);
-    cheap &= !((knowledge & kInvariant) && is_join(p, op, known));
-    bool runs_once = p->graph->loops[op->loop].microbatches == 1;
-    p->segment[id] = classify_body_op(cheap, runs_once, &knowledge);
+    p->segment[id] = classify_body_op(c, id, &knowledge);
   }
-  for (uint32_t i = 0; i < op->num_outputs; ++i) known[op->first_output + i] = knowledge;
+  bool hoisted = op->loop != JPP_NONE && p->segment[id] == JPP_SEGMENT_OUTER;
+  for (uint32_t i = 0; i < op->num_outputs; ++i) {
+    uint32_t value = op->first_output + i;
+    c->known[value] = knowledge;
+    c->sent[value] = hoisted ? p->values.data[value].bytes : bytes_sent(c, op);
+  }
 }
 
 // An op whose result a mark takes belongs to that mark's stage, however cheap it is.
-static void find_stage_ends(const jpp_partitioner_t* p, bool* ends_stage) {
+static void find_stage_ends(const classifier_t* c) {
+  const jpp_partitioner_t* p = c->p;
   for (uint32_t id = 0; id < p->graph->num_ops; ++id) {
     const jpp_op_t* op = &p->ops.data[id];
     if (op->kind != JPP_OP_MARK && op->kind != JPP_OP_MARK_BACKWARD) continue;
     for (uint32_t i = 0; i < op->num_inputs; ++i) {
       uint32_t producer = p->values.data[op->inputs[i]].producer;
-      if (producer != JPP_NONE) ends_stage[producer] = true;
+      if (producer != JPP_NONE) c->ends_stage[producer] = true;
     }
   }
 }
@@ -147,17 +162,17 @@ jpp_status_t* jpp__partition_classify(jpp_partitioner_t* p) {
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&p->scratch, graph->num_ops, &p->outer_copy));
   JPP_RETURN_IF_ERROR(jpp__ids_create(&p->scratch, graph->num_ops, &p->handed_by));
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&p->scratch, graph->num_ops, &p->weight_part));
-  uint8_t* known = NULL;  // [graph values]
-  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&p->scratch, graph->num_values, &known));
+  classifier_t c = {.p = p};
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&p->scratch, graph->num_ops, &c.ends_stage));
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&p->scratch, graph->num_values, &c.known));
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&p->scratch, graph->num_values, &c.sent));
   for (uint32_t i = 0; i < graph->num_args; ++i) {
-    known[graph->args[i].value] = kInvariant | kAvailable;
+    c.known[graph->args[i].value] = kInvariant | kAvailable;
   }
   for (uint32_t i = 0; i < graph->num_loops; ++i) {
-    known[graph->loops[i].index] = kAvailable;
+    c.known[graph->loops[i].index] = kAvailable;
   }
-  bool* ends_stage = NULL;  // [graph ops] a mark takes a result of the op
-  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&p->scratch, graph->num_ops, &ends_stage));
-  find_stage_ends(p, ends_stage);
-  for (uint32_t id = 0; id < graph->num_ops; ++id) classify_op(p, id, ends_stage, known);
+  find_stage_ends(&c);
+  for (uint32_t id = 0; id < graph->num_ops; ++id) classify_op(&c, id);
   return clone_terms(p);
 }

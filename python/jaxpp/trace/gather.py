@@ -129,6 +129,7 @@ _PARTS = frozenset(
 )
 
 
+# Ops whose results have the shape of their operands.
 _ELEMENTWISE = frozenset(
     (
         "abs add convert_element_type div integer_pow max min mul neg pow sign sqrt square sub"
@@ -215,6 +216,8 @@ class WeightGathers:
         return self._from_shards(eqn.primitive, eqn.params, operands[0], aval, made)
 
     def _shards_of(self, operand: Any) -> tuple[int, NamedSharding] | None:
+        """A value for reduced() in place of an operand that each task gathers or makes of
+        gathered weights, and its sharding."""
         gather = self.of(operand)
         if gather is not None:
             return None if gather.once else (operand, gather.before)
