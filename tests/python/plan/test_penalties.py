@@ -48,12 +48,12 @@ METRICS: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
-def make_step(loss: Loss, metric: Any, schedule: Any, pipelined: bool) -> Any:
+def make_step(loss: Loss, metric: Any, schedule: Any, layers: int, pipelined: bool) -> Any:
     def loss_of(params: Any, x: Any) -> Any:
         y = x
-        for w in params:
+        for k, w in enumerate(params, start=1):
             y = jnp.tanh(y @ w)
-            y = jaxpp.mark_stage_end(y) if pipelined else y
+            y = jaxpp.mark_stage_end(y) if pipelined and k % layers == 0 else y
         return loss(jnp.mean((y - 0.1) ** 2), params, x)
 
     def step(params: Any, state: Any, xs: Any) -> Any:
@@ -71,19 +71,24 @@ def make_step(loss: Loss, metric: Any, schedule: Any, pipelined: bool) -> Any:
 
 
 def check(
-    schedule: Any, of_rank: dict[str, int], loss: Loss, metric: Any = lambda *_: ()
+    schedule: Any,
+    of_rank: dict[str, int],
+    loss: Loss,
+    metric: Any = lambda *_: (),
+    layers: int = 1,
 ) -> Any:
-    """Trains two steps beside plain JAX, and returns the compiled step."""
+    """Trains two steps beside plain JAX, with a weight in each layer of a stage, and returns
+    the compiled step."""
     stages = schedule.num_stages
-    keys = jax.random.split(jax.random.key(0), stages + 1)
+    keys = jax.random.split(jax.random.key(0), stages * layers + 1)
     params = [jax.random.normal(k, (WIDTH, WIDTH)) / 7 for k in keys[1:]]
     xs = jax.random.normal(keys[0], (MICROBATCHES, ROWS, WIDTH))
     mesh = mesh_of(getattr(schedule, "mpmd_dim", stages), of_rank)
     specs = (P(), P(), P(None, "data" if of_rank else None))
     step = jaxpp.mpmd_jit_with_loop(
-        make_step(loss, metric, schedule, True), mesh, in_specs=specs
+        make_step(loss, metric, schedule, layers, True), mesh, in_specs=specs
     )
-    plain = jax.jit(make_step(loss, metric, schedule, False))
+    plain = jax.jit(make_step(loss, metric, schedule, layers, False))
     ours = theirs = (params, OPTIMIZER.init(params))
     for _ in range(2):
         *ours, total, found = step(*ours, xs)
@@ -108,6 +113,20 @@ def test_weights_of_penalties_are_not_sent(name: str, schedule: Any) -> None:
     sent, least = (c.cost_summary().links for c in (compiled, plain))
     extra = sum(link.bytes for link in sent) - sum(link.bytes for link in least)
     assert extra < 100 * MICROBATCHES, compiled.explain()  # scalars
+
+
+@pytest.mark.parametrize("of_rank", [{}, {"data": 2}], ids=str)
+@pytest.mark.parametrize("name", ["squares", "squares of casts", "norm", "absolute values"])
+def test_a_penalty_costs_a_message_and_no_memory(name: str, of_rank: dict[str, int]) -> None:
+    compiled, plain = (
+        check(SCHEDULES[0], of_rank, LOSSES[n], layers=5).cost_summary()
+        for n in (name, "alone")
+    )
+    for link in compiled.links:
+        activations = MICROBATCHES if abs(link.src - link.dst) == 1 else 0
+        assert link.messages <= activations + 1
+    peaks = zip(compiled.ranks, plain.ranks, strict=True)
+    assert all(rank.peak_bytes < least.peak_bytes + 500 for rank, least in peaks)
 
 
 @pytest.mark.parametrize("name", METRICS)

@@ -167,55 +167,6 @@ def test_a_number_for_each_weight_is_sent_in_one_message(name: str, axes: Any) -
         assert link.messages == arrays + dtypes
 
 
-PENALTIES: dict[str, Callable[[list[Any]], Any]] = {
-    "none": lambda params: 0,
-    "squares": lambda params: sum(jnp.sum(w**2) for w in params),
-    "norm": lambda params: jnp.sqrt(sum(jnp.sum(w * w) for w in params)),
-    "largest": lambda params: jnp.max(jnp.array([jnp.max(jnp.abs(w)) for w in params])),
-}
-
-
-def check_penalty(name: str, axes: Any) -> list[int]:
-    """Trains with a penalty on the weights as plain JAX does; each rank sends the last one a
-    message about all its weights. Returns the peak bytes of each rank."""
-
-    def loss(params: Any, x: Any) -> Any:
-        for stage in range(STAGES):
-            for w in params[5 * stage : 5 * stage + 5]:
-                x = jnp.tanh(x @ w)
-            if stage + 1 < STAGES:
-                x = jaxpp.mark_stage_end(x)
-        return jnp.mean((x - 0.1) ** 2) + 1e-2 * PENALTIES[name](params)
-
-    def step(params: Any, xs: Any) -> Any:
-        return jaxpp.treduce(
-            lambda x: jax.value_and_grad(loss)(params, x),
-            xs,
-            jaxpp.Std1F1B(STAGES),
-            operation=jaxpp.Add,
-        )
-
-    keys = jax.random.split(jax.random.key(0), 5 * STAGES + 1)
-    params = [jax.random.normal(k, (WIDTH, WIDTH)) / 7 for k in keys[1:]]
-    xs = jax.random.normal(keys[0], (MICROBATCHES, ROWS, WIDTH))
-    ours = jaxpp.mpmd_jit_with_loop(step, mesh_of(STAGES, axes))
-    assert_equal(ours(params, xs), jax.jit(step)(params, xs), 1e-4)
-    cost = ours.compile(params, xs).cost_summary()
-    for link in cost.links:
-        arrays = MICROBATCHES if abs(link.src - link.dst) == 1 else 0
-        assert link.messages <= arrays + 1
-    return [rank.peak_bytes for rank in cost.ranks]
-
-
-@pytest.mark.parametrize("axes", [{}, {"data": 2}], ids=str)
-@pytest.mark.parametrize("name", ["squares", "norm", "largest"])
-def test_a_penalty_on_the_weights_costs_a_message(name: str, axes: Any) -> None:
-    peaks = check_penalty(name, axes)
-    if name != "largest":  # its gradient is kept: it takes many steps to make
-        plain = zip(peaks, check_penalty("none", axes), strict=True)
-        assert all(found < least + 500 for found, least in plain)
-
-
 def cast(params: Any) -> Any:
     return jax.tree.map(lambda w: w.astype(jnp.bfloat16), params)
 
