@@ -44,20 +44,16 @@ static jpp_status_t* load_functions(void* library) {
 // instructions of mmap(), munmap() and others while the process runs. A thread that does
 // not run for 5 ms in the middle of one crashes (openucx/ucx#9148). Other devices need no
 // such cache. UCX reads the variable, which has no equivalent in ucp_config_modify(),
-// when it is loaded; other processes do not inherit it.
-static jpp_status_t* open_library(const char* devices, void** out_handle) {
-  static const char kVariable[] = "UCX_MEM_EVENTS";
-  bool sets = !strchr(devices, ':') && !getenv(kVariable);
-  if (sets) setenv(kVariable, "n", /*overwrite=*/1);
-  jpp_status_t* status = jpp__library_open(&kUcx, out_handle);
-  if (sets) unsetenv(kVariable);
-  return status;
+// when it is loaded.
+static void keep_functions(const char* devices) {
+  if (!strchr(devices, ':')) setenv("UCX_MEM_EVENTS", "n", /*overwrite=*/0);
 }
 
 static jpp_status_t* load_locked(const char* devices) {
   void* library = NULL;
   if (g_loaded) return NULL;
-  JPP_RETURN_IF_ERROR(open_library(devices, &library));
+  keep_functions(devices);
+  JPP_RETURN_IF_ERROR(jpp__library_open(&kUcx, &library));
   JPP_RETURN_IF_ERROR(load_functions(library));
   JPP_LOG(JPP_LOG_INFO, "UCX %s", g_ucx.ucp_get_version_string());
   g_loaded = true;
