@@ -1,9 +1,9 @@
 // The homes of values outside the loops: of those that depend on a loop, and of small
-// ones that are made of a large value.
+// ones that are made of larger values.
 #include "base/bytes.h"
 #include "partition/placer.h"
 
-enum { kLeastShrunk = 16 };  // elements
+enum { kMostCopied = 16 };  // elements of an array that a rank may as well get whole
 
 typedef struct finder {
   jpp_placer_t* c;
@@ -201,13 +201,13 @@ static bool shrinks(const jpp_placer_t* c, const jpp_op_t* op, uint32_t of) {
   for (uint32_t i = 0; i < op->num_outputs; ++i) {
     if (jpp__is_array(c, op->first_output + i)) return false;
   }
-  return jpp_type_elements(&c->p->values.data[of].type) > kLeastShrunk;
+  return jpp_type_elements(&c->p->values.data[of].type) > kMostCopied;
 }
 
-// Whether the op makes only small values, of a large one that has no fixed home: then the
-// ranks that hold the large one, if any do, are in c->scratch. An example is the norm of
-// a weight, scaled or not by a number from the loop: its rank computes and sends it, and
-// the weight stays where it is.
+// Whether the op shrinks a value that has no fixed home: then the ranks that hold the
+// value, if any do, are in c->scratch. An example is the norm of a weight, scaled or not
+// by a number from the loop: its rank computes and sends it, and the weight stays where
+// it is.
 static bool reduces_held(const finder_t* f, const jpp_op_t* op) {
   const jpp_placer_t* c = f->c;
   if (op->kind != JPP_OP_CALL || (op->flags & JPP_OP_EFFECT)) return false;
