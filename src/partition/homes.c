@@ -1,9 +1,7 @@
 // The homes of values outside the loops: of those that depend on a loop, and of small
-// ones that are made of larger values.
+// ones that are made of a large value.
 #include "base/bytes.h"
 #include "partition/placer.h"
-
-enum { kMostCopied = 16 };  // elements of an array that a rank may as well get whole
 
 typedef struct finder {
   jpp_placer_t* c;
@@ -194,25 +192,16 @@ static uint32_t largest_held_operand(const finder_t* f, const jpp_op_t* op) {
   return largest;
 }
 
-// Whether the op makes small values of a large one, or a number of an array.
-static bool shrinks(const jpp_placer_t* c, const jpp_op_t* op, uint32_t of) {
-  if (!makes_small(c, op)) return false;
-  if (!jpp__is_small_value(c, of)) return true;
-  for (uint32_t i = 0; i < op->num_outputs; ++i) {
-    if (jpp__is_array(c, op->first_output + i)) return false;
-  }
-  return jpp_type_elements(&c->p->values.data[of].type) > kMostCopied;
-}
-
-// Whether the op shrinks a value that has no fixed home: then the ranks that hold the
-// value, if any do, are in c->scratch. An example is the norm of a weight, scaled or not
-// by a number from the loop: its rank computes and sends it, and the weight stays where
-// it is.
+// Whether the op makes only small values, of a large one that has no fixed home: then the
+// ranks that hold the large one, if any do, are in c->scratch. An example is the norm of
+// a weight, scaled or not by a number from the loop: its rank computes and sends it, and
+// the weight stays where it is.
 static bool reduces_held(const finder_t* f, const jpp_op_t* op) {
   const jpp_placer_t* c = f->c;
   if (op->kind != JPP_OP_CALL || (op->flags & JPP_OP_EFFECT)) return false;
   uint32_t largest = largest_held_operand(f, op);
-  if (largest == JPP_NONE || !shrinks(c, op, largest)) return false;
+  if (largest == JPP_NONE || jpp__is_small_value(c, largest)) return false;
+  if (!makes_small(c, op)) return false;
   memcpy(c->scratch, held_at(f, largest), c->p->words * sizeof(*c->scratch));
   return jpp__ranks_first(c->scratch, c->p->words) != JPP_NONE;
 }

@@ -76,14 +76,13 @@ def check(
     loss: Loss,
     metric: Any = lambda *_: (),
     layers: int = 1,
-    width: int = WIDTH,
 ) -> Any:
     """Trains two steps beside plain JAX, with a weight in each layer of a stage, and returns
     the compiled step."""
     stages = schedule.num_stages
     keys = jax.random.split(jax.random.key(0), stages * layers + 1)
-    params = [jax.random.normal(k, (width, width)) / 7 for k in keys[1:]]
-    xs = jax.random.normal(keys[0], (MICROBATCHES, ROWS, width))
+    params = [jax.random.normal(k, (WIDTH, WIDTH)) / 7 for k in keys[1:]]
+    xs = jax.random.normal(keys[0], (MICROBATCHES, ROWS, WIDTH))
     mesh = mesh_of(getattr(schedule, "mpmd_dim", stages), of_rank)
     specs = (P(), P(), P(None, "data" if of_rank else None))
     step = jaxpp.mpmd_jit_with_loop(
