@@ -31,8 +31,8 @@ static uint64_t bytes_sent(const classifier_t* c, const jpp_op_t* op) {
   return bytes;
 }
 
-// Whether an op of outside values makes one value of several larger ones that the tasks
-// that run it would need.
+// Whether an op combines hoisted values into one that takes fewer bytes than they do, so
+// that tasks should receive its result instead of them.
 static bool is_join(const classifier_t* c, const jpp_op_t* op) {
   uint32_t count = 0;
   for (uint32_t i = 0; i < op->num_inputs; ++i) count += c->sent[op->inputs[i]] != 0;

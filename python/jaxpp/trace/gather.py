@@ -17,6 +17,7 @@ from jaxpp.jax_internals.jaxprs import changed_jaxpr, new_var, scan_sizes
 from jaxpp.mesh import axes_by_dimension
 from jaxpp.trace.bodies import bodies_of, returned_operands
 from jaxpp.trace.casts import without_casts
+from jaxpp.trace.stage_rows import is_elementwise
 from jaxpp.trace.work import bytes_of
 
 __all__ = ["Gather", "WeightGathers", "is_weight_gather"]
@@ -129,12 +130,6 @@ _PARTS = frozenset(
 )
 
 
-# Ops whose results have the shape of their operands.
-_ELEMENTWISE = frozenset(
-    (
-        "abs add convert_element_type div integer_pow max min mul neg pow sign sqrt square sub"
-    ).split()
-)
 _REDUCTIONS = frozenset("reduce_max reduce_min reduce_sum".split())
 
 
@@ -186,8 +181,8 @@ class WeightGathers:
         self.gathered: set[int] = set()  # the weights that a loop gathers
         self._made: dict[int, int] = {}  # in a loop's body: the gathered values of weights
         self.parts: set[int] = set()  # values gathered at each use, and parts of them
-        # In a loop's body: of a value that is made element by element of weights that are
-        # gathered at each use, the same value made of their shards, and their sharding.
+        # In a loop's body: maps a value that elementwise ops compute from gathered weights to
+        # the same value computed from the weights' shards, and their sharding.
         self._shards: dict[int, tuple[int, NamedSharding]] = {}
         self._index: int | None = None  # of the loop
 
@@ -216,8 +211,8 @@ class WeightGathers:
         return self._from_shards(eqn.primitive, eqn.params, operands[0], aval, made)
 
     def _shards_of(self, operand: Any) -> tuple[int, NamedSharding] | None:
-        """A value for reduced() in place of an operand that each task gathers or makes of
-        gathered weights, and its sharding."""
+        """The shards of an operand, and their sharding: of a weight that each task gathers, or
+        of a value that elementwise ops compute from such weights. None for other operands."""
         gather = self.of(operand)
         if gather is not None:
             return None if gather.once else (operand, gather.before)
@@ -230,12 +225,12 @@ class WeightGathers:
         results: Sequence[Any],
         is_outside: Callable[[int], bool],
     ) -> None:
-        """If an equation makes a value element by element of weights that are gathered at each
-        use, and of values from outside the loop, makes it of their shards as well, for
-        reduced()."""
+        """Adds an elementwise equation a second time, on the shards of the weights that each
+        task gathers. reduced() uses its result. Does nothing for an equation that also takes
+        values of the microbatch."""
         shards = [self._shards_of(o) for o in operands]
         sharding = next((s[1] for s in shards if s), None)
-        if sharding is None or eqn.primitive.name not in _ELEMENTWISE:
+        if sharding is None or not is_elementwise(eqn):
             return
         taken = []
         for operand, shard in zip(operands, shards, strict=True):
@@ -247,8 +242,9 @@ class WeightGathers:
         self._shards[results[0]] = result, sharding
 
     def reduced(self, eqn: JaxprEqn, operands: Sequence[Any]) -> int | None:
-        """The result of an equation that makes a number of such a value, such as the norm of a
-        weight: made of the shards, it needs no gather. None for any other equation."""
+        """The result of an equation that reduces a weight, or an elementwise function of
+        weights, to a number, such as a norm. It is computed from the shards and needs no
+        gather. None for any other equation."""
         if eqn.primitive.name not in _REDUCTIONS or eqn.outvars[0].aval.shape:
             return None
         shards = self._shards_of(operands[0])

@@ -136,7 +136,7 @@ class _Walker(GraphBuilder):
             return self.add_mark(eqn, operands)
         if eqn.primitive.name == "stop_gradient":
             return operands  # an op would copy a frozen weight once a step
-        called, sharded, given = inlined(eqn), operands, operands
+        called, sharded = inlined(eqn), operands
         if called is None and self.outside is not None and self.gathers:
             for from_shards in (self.gathers.of_shards, self.gathers.reduced):
                 if (result := from_shards(eqn, operands)) is not None:
@@ -165,7 +165,7 @@ class _Walker(GraphBuilder):
                 return self.add_parts(eqn, operands, self.splitter.by_result(eqn))
         outs = self.add_call(eqn, operands)
         if self.outside is not None and self.gathers:
-            self.gathers.note_elementwise(eqn, given, outs, self._is_outside)
+            self.gathers.note_elementwise(eqn, sharded, outs, self._is_outside)
         return outs
 
     def add_called(

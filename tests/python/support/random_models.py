@@ -229,10 +229,7 @@ _OPTIONS = (
 )
 
 
-_DRAWN_APART = (
-    *("stopped", "rectified", "mapped", "recurrent", "derived", "penalised"),
-    *("use", "step"),
-)
+_DRAWN_APART = "stopped rectified mapped recurrent derived penalised use step".split()
 
 
 def _optimizer(name: str, dtype: str) -> Any:
