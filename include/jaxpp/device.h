@@ -204,7 +204,7 @@ JPP_API jpp_status_t* jpp_client_compile_again(
 typedef enum jpp_cache_outcome {
   JPP_CACHE_LOADED,       // from the folder
   JPP_CACHE_KEPT,         // compiled and stored in the folder
-  JPP_CACHE_NOT_KEPT,     // compiled; the driver cannot serialize programs
+  JPP_CACHE_NOT_KEPT,     // compiled; the driver cannot serialize it
   JPP_CACHE_NOT_WRITTEN,  // compiled; the file could not be written (disk full, ...)
 } jpp_cache_outcome_t;
 

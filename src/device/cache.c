@@ -15,7 +15,7 @@
 #include "base/str.h"
 #include "device/driver.h"
 
-static const char kMagic[8] = "JPPCODE2";
+static const char kMagic[8] = "JPPCODE3";
 
 // The key and then the code follow it.
 typedef struct file_head {

@@ -7,18 +7,12 @@
 
 #include "base/null.h"
 #include "base/str.h"
-#include "base/vec.h"
+#include "device/hlo_read.h"
 
 // Field numbers of xla/service/hlo.proto and xla/xla_data.proto.
 enum {
   kConfiguredModule = 1,
-  kModuleComputations = 3,
-  kModuleEntryId = 6,
-  kComputationInstructions = 2,
-  kComputationId = 5,
-  kInstructionOpcode = 2,
   kInstructionShape = 3,
-  kInstructionCalled = 38,
   kInstructionBackendConfig = 43,
   kInstructionGroups = 49,
   kInstructionPairs = 52,
@@ -49,75 +43,6 @@ enum {
 
 enum { kMostDepth = 64, kMostDims = 16, kMostMembers = 1 << 20 };
 
-// --- Protocol buffers -----------------------------------------------------------------
-
-typedef struct bytes {
-  const uint8_t* at;
-  const uint8_t* end;
-} bytes_t;
-
-typedef struct field {
-  uint32_t number;
-  uint64_t value;  // of a varint
-  bytes_t inside;  // for a string, a message or packed numbers; else empty
-} field_t;
-
-static bool read_varint(bytes_t* bytes, uint64_t* out_value) {
-  *out_value = 0;
-  for (unsigned shift = 0; shift < 64 && bytes->at < bytes->end; shift += 7) {
-    uint8_t byte = *bytes->at++;
-    *out_value |= (uint64_t)(byte & 0x7f) << shift;
-    if (byte < 0x80) return true;
-  }
-  return false;
-}
-
-static bool skip(bytes_t* bytes, uint64_t count) {
-  if (count > (uint64_t)(bytes->end - bytes->at)) return false;
-  bytes->at += count;
-  return true;
-}
-
-// Returns false at the end of the message, and at the first field that cannot be read.
-static bool next_field(bytes_t* bytes, field_t* out) {
-  uint64_t tag = 0, size = 0;
-  if (!read_varint(bytes, &tag)) return false;
-  *out = (field_t){.number = (uint32_t)(tag >> 3)};
-  switch (tag & 7) {
-    case 0:
-      return read_varint(bytes, &out->value);
-    case 1:
-      return skip(bytes, 8);
-    case 2:
-      if (!read_varint(bytes, &size)) return false;
-      out->inside.at = bytes->at;
-      if (!skip(bytes, size)) return false;
-      out->inside.end = bytes->at;
-      return true;
-    case 5:
-      return skip(bytes, 4);
-    default:
-      return false;
-  }
-}
-
-typedef JPP_VEC(uint64_t) numbers_t;
-
-// Appends the numbers of a repeated field: packed, or one of several fields.
-static jpp_status_t* append_numbers(const field_t* field, numbers_t* numbers) {
-  if (!field->inside.at) return JPP_VEC_PUSH(numbers, field->value);
-  bytes_t inside = field->inside;
-  for (uint64_t value = 0; read_varint(&inside, &value);) {
-    JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(numbers, value));
-  }
-  return NULL;
-}
-
-static bool is_text(bytes_t bytes, const char* text) {
-  size_t size = strlen(text);
-  return (size_t)(bytes.end - bytes.at) == size && !memcmp(bytes.at, text, size);
-}
-
 // --- Shapes ---------------------------------------------------------------------------
 
 // Bits of an element, by XLA's PrimitiveType; types of 4 bits or fewer take half a byte.
@@ -133,18 +58,18 @@ static uint64_t element_bits(uint64_t type) {
 }
 
 // The bytes of an array, or of the parts of a tuple from `first` on.
-static uint64_t shape_bytes(bytes_t shape, uint32_t first, uint32_t depth) {
+static uint64_t shape_bytes(jpp_hlo_bytes_t shape, uint32_t first, uint32_t depth) {
   uint64_t bits = 0, elements = 1, parts = 0;
   uint32_t part = 0;
   if (depth > kMostDepth) return 0;
-  for (field_t field; next_field(&shape, &field);) {
+  for (jpp_hlo_field_t field; jpp__hlo_next_field(&shape, &field);) {
     if (field.number == kShapeType) bits = element_bits(field.value);
     if (field.number == kShapeTuple && part++ >= first) {
       parts += shape_bytes(field.inside, 0, depth + 1);
     }
     if (field.number != kShapeDims) continue;
     if (!field.inside.at) elements *= field.value;
-    for (uint64_t dim = 0; read_varint(&field.inside, &dim);) elements *= dim;
+    for (uint64_t dim = 0; jpp__hlo_read_varint(&field.inside, &dim);) elements *= dim;
   }
   return parts + (elements * bits + 7) / 8;
 }
@@ -153,14 +78,15 @@ static uint64_t shape_bytes(bytes_t shape, uint32_t first, uint32_t depth) {
 
 // Appends the first group of an iota list: the numbers 0, 1, 2 ... in the shape `dims`,
 // transposed, and cut into rows of one group each.
-static jpp_status_t* append_iota_group(bytes_t iota, numbers_t* members) {
-  numbers_t dims = {0}, order = {0};
+static jpp_status_t* append_iota_group(jpp_hlo_bytes_t iota, jpp_hlo_numbers_t* members) {
+  jpp_hlo_numbers_t dims = {0}, order = {0};
   uint64_t size = 0;
   jpp_status_t* status = NULL;
-  for (field_t field; !status && next_field(&iota, &field);) {
+  for (jpp_hlo_field_t field; !status && jpp__hlo_next_field(&iota, &field);) {
     if (field.number == kIotaGroupSize) size = field.value;
-    if (field.number == kIotaDims) status = append_numbers(&field, &dims);
-    if (field.number == kIotaPermutation) status = append_numbers(&field, &order);
+    if (field.number == kIotaDims) status = jpp__hlo_append_numbers(&field, &dims);
+    if (field.number == kIotaPermutation)
+      status = jpp__hlo_append_numbers(&field, &order);
   }
   uint64_t strides[kMostDims] = {0}, stride = 1;
   bool valid = !status && dims.count <= kMostDims && size <= kMostMembers &&
@@ -183,15 +109,15 @@ static jpp_status_t* append_iota_group(bytes_t iota, numbers_t* members) {
   return status;
 }
 
-static uint64_t number_in(bytes_t message, uint32_t number, uint64_t otherwise) {
-  for (field_t field; next_field(&message, &field);) {
+static uint64_t number_in(jpp_hlo_bytes_t message, uint32_t number, uint64_t otherwise) {
+  for (jpp_hlo_field_t field; jpp__hlo_next_field(&message, &field);) {
     if (field.number == number) return field.value;
   }
   return otherwise;
 }
 
-static jpp_status_t* read_mesh(bytes_t mesh, numbers_t* sizes) {
-  for (field_t field; next_field(&mesh, &field);) {
+static jpp_status_t* read_mesh(jpp_hlo_bytes_t mesh, jpp_hlo_numbers_t* sizes) {
+  for (jpp_hlo_field_t field; jpp__hlo_next_field(&mesh, &field);) {
     if (field.number != kMeshAxis) continue;
     JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(sizes, number_in(field.inside, kAxisSize, 1)));
   }
@@ -199,13 +125,13 @@ static jpp_status_t* read_mesh(bytes_t mesh, numbers_t* sizes) {
 }
 
 // Adds, for each of the members so far, those that differ along an axis or a part of it.
-static jpp_status_t* extend_along(const numbers_t* sizes, bytes_t ref,
-                                  numbers_t* members) {
+static jpp_status_t* extend_along(const jpp_hlo_numbers_t* sizes, jpp_hlo_bytes_t ref,
+                                  jpp_hlo_numbers_t* members) {
   uint64_t axis = number_in(ref, kRefAxis, 0), stride = 1;
   if (axis >= sizes->count) return NULL;
   for (size_t a = axis + 1; a < sizes->count; ++a) stride *= sizes->data[a];
   uint64_t size = sizes->data[axis];
-  for (field_t field; next_field(&ref, &field);) {
+  for (jpp_hlo_field_t field; jpp__hlo_next_field(&ref, &field);) {
     if (field.number != kRefPart) continue;
     uint64_t before = number_in(field.inside, kPartBefore, 1);
     uint64_t part = number_in(field.inside, kPartSize, 1);
@@ -222,10 +148,10 @@ static jpp_status_t* extend_along(const numbers_t* sizes, bytes_t ref,
 }
 
 // Appends the group of partition 0 along axes of a mesh.
-static jpp_status_t* append_mesh_group(bytes_t list, numbers_t* members) {
-  numbers_t sizes = {0};
+static jpp_status_t* append_mesh_group(jpp_hlo_bytes_t list, jpp_hlo_numbers_t* members) {
+  jpp_hlo_numbers_t sizes = {0};
   jpp_status_t* status = JPP_VEC_PUSH(members, 0);
-  for (field_t field; !status && next_field(&list, &field);) {
+  for (jpp_hlo_field_t field; !status && jpp__hlo_next_field(&list, &field);) {
     if (field.number == kMeshAxesMesh) status = read_mesh(field.inside, &sizes);
     if (field.number == kMeshAxesRef)
       status = extend_along(&sizes, field.inside, members);
@@ -235,17 +161,18 @@ static jpp_status_t* append_mesh_group(bytes_t list, numbers_t* members) {
 }
 
 // Appends a ReplicaGroup, or a pair of source and target.
-static jpp_status_t* append_group(bytes_t group, numbers_t* members) {
-  for (field_t field; next_field(&group, &field);) {
+static jpp_status_t* append_group(jpp_hlo_bytes_t group, jpp_hlo_numbers_t* members) {
+  for (jpp_hlo_field_t field; jpp__hlo_next_field(&group, &field);) {
     if (field.number == kPairSource || field.number == kPairTarget) {
-      JPP_RETURN_IF_ERROR(append_numbers(&field, members));
+      JPP_RETURN_IF_ERROR(jpp__hlo_append_numbers(&field, members));
     }
   }
   return NULL;
 }
 
-static jpp_status_t* append_device_list(bytes_t list, numbers_t* members) {
-  for (field_t field; next_field(&list, &field);) {
+static jpp_status_t* append_device_list(jpp_hlo_bytes_t list,
+                                        jpp_hlo_numbers_t* members) {
+  for (jpp_hlo_field_t field; jpp__hlo_next_field(&list, &field);) {
     if (members->count) return NULL;
     if (field.number == kDeviceListGroups) {
       JPP_RETURN_IF_ERROR(append_group(field.inside, members));
@@ -258,47 +185,17 @@ static jpp_status_t* append_device_list(bytes_t list, numbers_t* members) {
 
 // --- Instructions ---------------------------------------------------------------------
 
-typedef struct computation {
-  uint64_t id;
-  bytes_t inside;
-} computation_t;
-
 typedef struct lister {
-  JPP_VEC(computation_t) computations;
+  jpp_hlo_module_t module;
   JPP_VEC(jpp_collective_t) found;
-  numbers_t members;  // of the current instruction
-  jpp_arena_t arena;  // allocates the result
+  jpp_hlo_numbers_t members;  // of the current instruction
+  jpp_arena_t arena;          // allocates the result
 } lister_t;
 
 typedef struct instruction {
-  bytes_t opcode, shape, config;
-  numbers_t called;
+  jpp_hlo_bytes_t opcode, shape, config;
+  jpp_hlo_numbers_t called;
 } instruction_t;
-
-typedef struct opcode {
-  const char* name;
-  uint8_t kind;
-  uint32_t first_result;  // in its shape, if that is a tuple of operands and results
-} opcode_t;
-
-static const opcode_t* find_collective(bytes_t opcode) {
-  static const opcode_t kOpcodes[] = {
-      {"all-reduce", JPP_COLLECTIVE_ALL_REDUCE, 0},
-      {"all-reduce-start", JPP_COLLECTIVE_ALL_REDUCE, 0},
-      {"all-gather", JPP_COLLECTIVE_ALL_GATHER, 0},
-      {"all-gather-start", JPP_COLLECTIVE_ALL_GATHER, 1},
-      {"reduce-scatter", JPP_COLLECTIVE_REDUCE_SCATTER, 0},
-      {"all-to-all", JPP_COLLECTIVE_ALL_TO_ALL, 0},
-      {"ragged-all-to-all", JPP_COLLECTIVE_ALL_TO_ALL, 0},
-      {"collective-permute", JPP_COLLECTIVE_PERMUTE, 0},
-      {"collective-permute-start", JPP_COLLECTIVE_PERMUTE, 1},
-      {"collective-broadcast", JPP_COLLECTIVE_BROADCAST, 0},
-  };
-  for (size_t i = 0; i < sizeof(kOpcodes) / sizeof(*kOpcodes); ++i) {
-    if (is_text(opcode, kOpcodes[i].name)) return &kOpcodes[i];
-  }
-  return NULL;
-}
 
 static int compare_members(const void* a, const void* b) {
   uint32_t left = *(const uint32_t*)a, right = *(const uint32_t*)b;
@@ -329,7 +226,7 @@ static jpp_status_t* add_collective(lister_t* lister, uint8_t kind, uint64_t byt
 
 // The number of iterations of a while loop, from a backend config such as
 // {"known_trip_count":{"n":"3"}}; 1 if unknown.
-static uint64_t turns_of(bytes_t config) {
+static uint64_t turns_of(jpp_hlo_bytes_t config) {
   static const char kKey[] = "\"known_trip_count\":{\"n\":\"";
   size_t size = (size_t)(config.end - config.at), length = sizeof(kKey) - 1;
   for (size_t i = 0; i + length < size; ++i) {
@@ -344,14 +241,14 @@ static uint64_t turns_of(bytes_t config) {
   return 1;
 }
 
-static jpp_status_t* read_instruction(lister_t* lister, bytes_t inside,
+static jpp_status_t* read_instruction(lister_t* lister, jpp_hlo_bytes_t inside,
                                       instruction_t* out) {
   lister->members.count = 0;
-  for (field_t field; next_field(&inside, &field);) {
+  for (jpp_hlo_field_t field; jpp__hlo_next_field(&inside, &field);) {
     jpp_status_t* status = NULL;
     bool first_group = lister->members.count == 0;
     switch (field.number) {
-      case kInstructionOpcode:
+      case kHloOpcode:
         out->opcode = field.inside;
         break;
       case kInstructionShape:
@@ -360,8 +257,8 @@ static jpp_status_t* read_instruction(lister_t* lister, bytes_t inside,
       case kInstructionBackendConfig:
         out->config = field.inside;
         break;
-      case kInstructionCalled:
-        status = append_numbers(&field, &out->called);
+      case kHloCalled:
+        status = jpp__hlo_append_numbers(&field, &out->called);
         break;
       case kInstructionGroups:
       case kInstructionPairs:
@@ -389,15 +286,13 @@ static jpp_status_t* list_computation(lister_t* lister, uint64_t id, uint64_t ti
 
 static jpp_status_t* list_instruction(lister_t* lister, const instruction_t* instruction,
                                       uint64_t times, uint32_t depth) {
-  const opcode_t* opcode = find_collective(instruction->opcode);
+  const jpp_hlo_collective_t* opcode = jpp__hlo_find_collective(instruction->opcode);
   if (opcode) {
     uint64_t bytes = shape_bytes(instruction->shape, opcode->first_result, 0);
     return add_collective(lister, opcode->kind, bytes, times);
   }
-  bool is_loop = is_text(instruction->opcode, "while");
-  bool calls = is_loop || is_text(instruction->opcode, "call") ||
-               is_text(instruction->opcode, "conditional") ||
-               is_text(instruction->opcode, "async-start");
+  bool is_loop = jpp__hlo_is_text(instruction->opcode, "while");
+  bool calls = jpp__hlo_runs_called(instruction->opcode);
   if (is_loop) times *= turns_of(instruction->config);
   for (size_t i = 0; calls && i < instruction->called.count; ++i) {
     JPP_RETURN_IF_ERROR(
@@ -408,14 +303,11 @@ static jpp_status_t* list_instruction(lister_t* lister, const instruction_t* ins
 
 static jpp_status_t* list_computation(lister_t* lister, uint64_t id, uint64_t times,
                                       uint32_t depth) {
-  bytes_t inside = {0};
-  for (size_t i = 0; i < lister->computations.count; ++i) {
-    if (lister->computations.data[i].id == id)
-      inside = lister->computations.data[i].inside;
-  }
-  if (depth > kMostDepth) return NULL;
-  for (field_t field; next_field(&inside, &field);) {
-    if (field.number != kComputationInstructions) continue;
+  size_t at = jpp__hlo_find(&lister->module, id);
+  if (at == lister->module.computations.count || depth > kMostDepth) return NULL;
+  jpp_hlo_bytes_t inside = lister->module.computations.data[at].inside;
+  for (jpp_hlo_field_t field; jpp__hlo_next_field(&inside, &field);) {
+    if (field.number != kHloInstructions) continue;
     instruction_t instruction = {0};
     jpp_status_t* status = read_instruction(lister, field.inside, &instruction);
     if (!status) status = list_instruction(lister, &instruction, times, depth);
@@ -427,27 +319,9 @@ static jpp_status_t* list_computation(lister_t* lister, uint64_t id, uint64_t ti
 
 // --- Modules --------------------------------------------------------------------------
 
-static jpp_status_t* list_module(lister_t* lister, bytes_t module) {
-  uint64_t entry = UINT64_MAX;
-  for (field_t field; next_field(&module, &field);) {
-    if (field.number == kModuleEntryId) entry = field.value;
-    if (field.number != kModuleComputations) continue;
-    computation_t computation = {.inside = field.inside};
-    bytes_t inside = field.inside;
-    for (field_t inner; next_field(&inside, &inner);) {
-      if (inner.number == kComputationId) computation.id = inner.value;
-    }
-    JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(&lister->computations, computation));
-  }
-  if (entry == UINT64_MAX || module.at != module.end) {
-    return jpp_status_make(JPP_INVALID_ARGUMENT, "expected an HLO module");
-  }
-  return list_computation(lister, entry, 1, 0);
-}
-
 jpp_status_t* jpp__hlo_without_config(void* bytes, size_t* size) {
-  bytes_t all = {bytes, (const uint8_t*)bytes + *size};
-  for (field_t field; next_field(&all, &field);) {
+  jpp_hlo_bytes_t all = {bytes, (const uint8_t*)bytes + *size};
+  for (jpp_hlo_field_t field; jpp__hlo_next_field(&all, &field);) {
     if (field.number != kConfiguredModule || !field.inside.at) continue;
     *size = (size_t)(field.inside.end - field.inside.at);
     memmove(bytes, field.inside.at, *size);
@@ -480,11 +354,12 @@ jpp_status_t* jpp__hlo_collectives(const void* module, size_t size,
   *out_collectives = NULL;
   lister_t lister = {0};
   jpp__arena_init(&lister.arena);
-  jpp_status_t* status =
-      list_module(&lister, (bytes_t){module, (const uint8_t*)module + size});
+  jpp_status_t* status = jpp__hlo_module_read(
+      (jpp_hlo_bytes_t){module, (const uint8_t*)module + size}, &lister.module);
+  if (!status) status = list_computation(&lister, lister.module.entry, 1, 0);
   if (!status) status = hand_over(&lister, out_collectives);
   jpp__arena_deinit(&lister.arena);
-  jpp_vec_deinit(&lister.computations);
+  jpp_vec_deinit(&lister.module.computations);
   jpp_vec_deinit(&lister.found);
   jpp_vec_deinit(&lister.members);
   return status;

@@ -113,24 +113,6 @@ static jpp_status_t* serialize_program(const PJRT_Api* api, PJRT_Executable* pro
   return status;
 }
 
-jpp_status_t* jpp__pjrt_executable_serialize(jpp_client_t* base,
-                                             jpp_executable_t* executable,
-                                             void** out_bytes, size_t* out_size) {
-  jpp_pjrt_client_t* client = jpp__pjrt_client(base);
-  const PJRT_Api* api = client->api;
-  PJRT_Executable* program = NULL;
-  // XLA's plugin for CPUs would leave out the program's functions.
-  if (is_loaded(client, (PJRT_LoadedExecutable*)executable)) {
-    return jpp_status_make(JPP_UNSUPPORTED,
-                           "serialize: expected a program that was compiled, found one "
-                           "that was loaded");
-  }
-  JPP_RETURN_IF_ERROR(borrow_program(api, executable, &program));
-  jpp_status_t* status = serialize_program(api, program, out_bytes, out_size);
-  release_program(api, program);
-  return status;
-}
-
 // Plugins return a module, or a module (field 1) with its configuration.
 static jpp_status_t* take_module(const PJRT_Program* program, void* bytes,
                                  void** out_bytes, size_t* out_size) {
@@ -166,6 +148,48 @@ jpp_status_t* jpp__pjrt_executable_hlo(jpp_client_t* base, jpp_executable_t* exe
   if (!status) status = take_module(&program, bytes, out_bytes, out_size);
   if (status) jpp_free(bytes);
   release_program(api, args.executable);
+  return status;
+}
+
+// Once loaded, a program of XLA's plugin for CPUs no longer runs a loop's collectives in
+// one order with those outside, unless its data requires it: the plugin's threads wait
+// for each other, and after 40 s it ends the process (seen with jaxlib 0.10.2).
+static jpp_status_t* check_order(jpp_pjrt_client_t* client,
+                                 jpp_executable_t* executable) {
+  JPP_PJRT_ARGS(LoadedExecutable_AddressableDevices, args);
+  args.executable = (PJRT_LoadedExecutable*)executable;
+  JPP_RETURN_IF_ERROR(jpp__pjrt_status(
+      client->api, client->api->PJRT_LoadedExecutable_AddressableDevices(&args),
+      JPP_UNSUPPORTED, "devices of a program"));
+  bool on_cpu = strcmp(client->base.info.platform_name, "cpu") == 0, ordered = false;
+  if (!on_cpu || args.num_addressable_devices == 1) return NULL;
+  void* module = NULL;
+  size_t size = 0;
+  JPP_RETURN_IF_ERROR(
+      jpp__pjrt_executable_hlo(&client->base, executable, &module, &size));
+  jpp_status_t* status = jpp__hlo_orders_collectives(module, size, &ordered);
+  jpp_free(module);
+  if (status || ordered) return status;
+  return jpp_status_make(JPP_UNSUPPORTED,
+                         "serialize: the plugin would lose the order of the collectives");
+}
+
+jpp_status_t* jpp__pjrt_executable_serialize(jpp_client_t* base,
+                                             jpp_executable_t* executable,
+                                             void** out_bytes, size_t* out_size) {
+  jpp_pjrt_client_t* client = jpp__pjrt_client(base);
+  const PJRT_Api* api = client->api;
+  PJRT_Executable* program = NULL;
+  // XLA's plugin for CPUs would leave out the program's functions.
+  if (is_loaded(client, (PJRT_LoadedExecutable*)executable)) {
+    return jpp_status_make(JPP_UNSUPPORTED,
+                           "serialize: expected a program that was compiled, found one "
+                           "that was loaded");
+  }
+  JPP_RETURN_IF_ERROR(check_order(client, executable));
+  JPP_RETURN_IF_ERROR(borrow_program(api, executable, &program));
+  jpp_status_t* status = serialize_program(api, program, out_bytes, out_size);
+  release_program(api, program);
   return status;
 }
 

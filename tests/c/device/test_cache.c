@@ -120,7 +120,7 @@ static void test_damaged_files_are_replaced(void** state) {
 
 static void test_a_size_that_the_file_does_not_have(void** state) {
   cache_t* cache = *state;
-  unsigned char head[32] = "JPPCODE2";
+  unsigned char head[32] = "JPPCODE3";
   memset(head + 8, 0xff, 16);
   write_file(cache->file, head, sizeof(head));
   expect_compiled(cache);

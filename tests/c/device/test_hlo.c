@@ -1,5 +1,5 @@
-// Reads the collectives of compiled programs from modules that this file writes: all
-// forms of groups, loops, mutated bytes.
+// Reads the collectives of compiled programs and their order from modules that this file
+// writes: all forms of groups, loops, mutated bytes.
 #include <stdlib.h>
 
 #include "base/str.h"
@@ -299,6 +299,10 @@ static void test_mutated_bytes(void** state) {
     assert_true((status == NULL) == (found != NULL));
     jpp_status_free(status);
     jpp_collectives_destroy(found);
+    bool ordered = false;
+    status = jpp__hlo_orders_collectives(module.data, size, &ordered);
+    assert_false(status && ordered);
+    jpp_status_free(status);
     jpp_str_deinit(&module);
   }
 }
@@ -318,6 +322,130 @@ static void test_module_in_a_config(void** state) {
   jpp_str_deinit(&whole);
 }
 
+// --- The order of collectives ---------------------------------------------------------
+
+enum { kMostOps = 8 };
+
+// An instruction: its opcode, the earlier ones that it takes, and what it calls: kReduces
+// or kCounts; 0: nothing.
+typedef struct op {
+  const char* opcode;
+  uint32_t operands;  // a bit each
+  uint64_t called;
+} op_t;
+
+enum { kReduces = 1, kCounts = 2, kEntry = 3 };
+
+static void put_op(jpp_str_t* computation, const op_t* op, uint64_t id) {
+  uint64_t operands[kMostOps];
+  size_t count = 0;
+  for (uint64_t k = 0; k < kMostOps; ++k) {
+    if (op->operands >> k & 1) operands[count++] = 100 + k;
+  }
+  jpp_str_t instruction = {0};
+  start_instruction(&instruction, op->opcode, 1);
+  put_number(&instruction, 35, id);
+  put_packed(&instruction, 36, operands, count);
+  if (op->called) put_packed(&instruction, 38, &op->called, 1);
+  put_message(computation, 2, &instruction);
+}
+
+// A module whose entry has these instructions, of which those without an opcode are left
+// out; the computation kReduces has a collective and kCounts has none.
+static jpp_str_t module_of(const op_t* ops) {
+  jpp_str_t module = {0}, inner = {0}, entry = {0};
+  start_instruction(&inner, "all-reduce", 1);
+  put_computation(&module, kReduces, &inner);
+  start_instruction(&inner, "add", 1);
+  put_computation(&module, kCounts, &inner);
+  for (uint64_t i = 0; i < kMostOps && ops[i].opcode; ++i)
+    put_op(&entry, &ops[i], 100 + i);
+  put_number(&entry, 5, kEntry);
+  put_message(&module, 3, &entry);
+  put_number(&module, 6, kEntry);
+  return module;
+}
+
+static bool is_ordered(const op_t* ops) {
+  jpp_str_t module = module_of(ops);
+  bool ordered = false;
+  ASSERT_OK(jpp__hlo_orders_collectives(module.data, module.length, &ordered));
+  jpp_str_deinit(&module);
+  return ordered;
+}
+
+static void test_order_of_collectives(void** state) {
+  (void)state;
+  static const struct {
+    bool ordered;
+    op_t ops[kMostOps];
+  } kCases[] = {
+      {true, {{"parameter"}}},
+      {true, {{"all-gather"}, {"all-gather"}}},
+      {true, {{"all-gather"}, {"while", 1 << 0, kReduces}}},
+      {true, {{"all-gather"}, {"add", 1 << 0}, {"while", 1 << 1, kReduces}}},
+      {true, {{"while", 0, kReduces}, {"add", 1 << 0}, {"all-reduce", 1 << 1}}},
+      {true, {{"all-gather"}, {"while", 0, kCounts}}},
+      {true, {{"all-gather"}, {"fusion", 0, kReduces}}},
+      {true, {{"while", 0, kReduces}, {"while", 0, kCounts}}},
+      {false, {{"all-gather"}, {"while", 0, kReduces}}},
+      {false, {{"while", 0, kReduces}, {"all-gather"}}},
+      {false, {{"while", 0, kReduces}, {"while", 0, kReduces}}},
+      {false, {{"call", 0, kReduces}, {"all-to-all"}, {"add", 1 << 0 | 1 << 1}}},
+      {false, {{"conditional", 0, kReduces}, {"collective-permute"}}},
+  };
+  for (size_t i = 0; i < sizeof(kCases) / sizeof(*kCases); ++i) {
+    assert_int_equal(is_ordered(kCases[i].ops), kCases[i].ordered);
+  }
+}
+
+// Against all paths between the instructions.
+static void test_random_orders(void** state) {
+  (void)state;
+  static const op_t kKinds[] = {{"add"}, {"all-reduce"}, {"while", 0, kReduces}};
+  srand(3);
+  uint32_t counts[2] = {0};
+  for (int turn = 0; turn < 20000; ++turn) {
+    op_t ops[kMostOps];
+    uint32_t before[kMostOps] = {0};  // a bit for each instruction that one depends on
+    bool expected = true;
+    for (uint32_t i = 0; i < kMostOps; ++i) {
+      ops[i] = kKinds[rand() % 3];
+      ops[i].operands = (uint32_t)(rand() & rand()) & ((1U << i) - 1);
+      for (uint32_t k = 0; k < i; ++k) {
+        if (ops[i].operands >> k & 1) before[i] |= before[k] | 1U << k;
+      }
+      for (uint32_t k = 0; k < i; ++k) {
+        bool communicate = strcmp(ops[i].opcode, "add") && strcmp(ops[k].opcode, "add");
+        bool loops = ops[i].called || ops[k].called;
+        if (communicate && loops && !(before[i] >> k & 1)) expected = false;
+      }
+    }
+    assert_int_equal(is_ordered(ops), expected);
+    ++counts[expected];
+  }
+  assert_true(counts[0] > 1000 && counts[1] > 1000);
+}
+
+// The two collectives of a computation that the entry calls.
+static void test_order_in_a_called_computation(void** state) {
+  (void)state;
+  op_t ops[kMostOps] = {{"all-gather"}, {"while", 0, kReduces}};
+  static const uint64_t kCalled[] = {kEntry};
+  for (int fed = 0; fed < 2; ++fed) {
+    ops[1].operands = (uint32_t)fed;
+    jpp_str_t module = module_of(ops), call = {0};
+    start_instruction(&call, "call", 1);
+    put_packed(&call, 38, kCalled, 1);
+    put_computation(&module, 9, &call);
+    put_number(&module, 6, 9);
+    bool ordered = false;
+    ASSERT_OK(jpp__hlo_orders_collectives(module.data, module.length, &ordered));
+    assert_int_equal(ordered, fed);
+    jpp_str_deinit(&module);
+  }
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_listed_groups),
@@ -327,6 +455,9 @@ int main(void) {
       cmocka_unit_test(test_part_of_an_axis),
       cmocka_unit_test(test_members_outside_of_the_mesh),
       cmocka_unit_test(test_loops_count_each_turn),
+      cmocka_unit_test(test_order_of_collectives),
+      cmocka_unit_test(test_random_orders),
+      cmocka_unit_test(test_order_in_a_called_computation),
       cmocka_unit_test(test_mutated_bytes),
       cmocka_unit_test(test_module_in_a_config),
   };

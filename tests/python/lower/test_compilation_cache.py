@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import jaxpp.api as jaxpp
+from equality import mesh_of
 
 STEP = textwrap.dedent("""
     import jax, jax.numpy as jnp
@@ -121,23 +122,29 @@ def cache(tmp_path):
     jax.config.update("jax_compilation_cache_dir", before)
 
 
-def _double(mesh, between=lambda x: x, times=2):
+XS = np.arange(8, dtype=np.float32).reshape(4, 2)
+
+
+def _run_here(mesh, between, times=2):
     def step(xs):
         def one(x):
             return jaxpp.mark_stage_end(times * between(jaxpp.mark_stage_end(jnp.sin(x))))
 
         return jaxpp.treduce(one, xs, jaxpp.GPipe(2), operation=jaxpp.Add)
 
-    xs = jnp.arange(8.0).reshape(4, 2)
-    ours = jaxpp.mpmd_jit_with_loop(step, mpmd_mesh=mesh)(xs)
-    np.testing.assert_allclose(np.asarray(ours), times * np.sin(xs).sum(0), rtol=1e-6)
+    return np.asarray(jaxpp.mpmd_jit_with_loop(step, mpmd_mesh=mesh)(XS))
+
+
+def _double(mesh, between=lambda x: x, times=2):
+    ours = _run_here(mesh, between, times)
+    np.testing.assert_allclose(ours, times * np.sin(XS).sum(0), rtol=1e-6)
 
 
 def test_a_damaged_file_is_compiled_again(mesh2, cache):
     _double(mesh2)
     names = set(_files(cache))
     for name in names:
-        (cache / name).write_bytes(b"JPPCODE2 and then nothing of use")
+        (cache / name).write_bytes(b"JPPCODE3 and then nothing of use")
     _double(mesh2)
     assert set(_files(cache)) == names
     assert all((cache / name).stat().st_size > 1000 for name in names)
@@ -199,6 +206,29 @@ def test_a_task_with_a_callback_is_not_kept(mesh2, cache):
     _double(mesh2, between)
     assert len(seen) == 4
     assert set(_files(cache)) == plain
+
+
+@pytest.mark.parametrize("fed", [True, False])
+def test_a_task_whose_collectives_have_no_order_is_not_kept(cache, fed):
+    """XLA's plugin for CPUs would run the collectives in the loop of a loaded task and the one
+    outside in another order on each device. They have one order if the loop takes what the
+    other one returns."""
+    mesh = mesh_of(2, {"data": 2})
+
+    def sums(x):
+        total = jax.lax.psum(jnp.cos(x), "data")
+
+        def body(c, _):
+            return jnp.tanh(jax.lax.psum(jnp.sin(c), "data") + x), None
+
+        return jax.lax.scan(body, x + total if fed else x, None, length=3)[0] * total
+
+    spec = jax.P("data")
+    mapped = jax.shard_map(sums, mesh=mesh.lowering_mesh(), in_specs=spec, out_specs=spec)
+    expected = sum(2 * np.asarray(mapped(jnp.sin(x))) for x in XS)
+    for _ in range(2):
+        np.testing.assert_allclose(_run_here(mesh, mapped), expected, rtol=1e-5)
+        assert len(_files(cache)) == 1 + fed  # the task before it, and it
 
 
 def test_switched_off(mesh2, cache):
