@@ -19,6 +19,7 @@
   }
 
 typedef JPP_VEC(uint32_t) jpp_u32_vec_t;
+typedef JPP_VEC(uint64_t) jpp_u64_vec_t;
 
 // Makes room for `extra` more elements of `element_size` bytes.
 jpp_status_t* jpp__vec_reserve_bytes(void** data, size_t count, size_t* capacity,

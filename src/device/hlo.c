@@ -58,18 +58,19 @@ static uint64_t element_bits(uint64_t type) {
 }
 
 // The bytes of an array, or of the parts of a tuple from `first` on.
-static uint64_t shape_bytes(jpp_hlo_bytes_t shape, uint32_t first, uint32_t depth) {
+static uint64_t shape_bytes(jpp_protobuf_t shape, uint32_t first, uint32_t depth) {
   uint64_t bits = 0, elements = 1, parts = 0;
   uint32_t part = 0;
   if (depth > kMostDepth) return 0;
-  for (jpp_hlo_field_t field; jpp__hlo_next_field(&shape, &field);) {
+  for (jpp_protobuf_field_t field; jpp__protobuf_read_field(&shape, &field);) {
     if (field.number == kShapeType) bits = element_bits(field.value);
     if (field.number == kShapeTuple && part++ >= first) {
       parts += shape_bytes(field.inside, 0, depth + 1);
     }
     if (field.number != kShapeDims) continue;
     if (!field.inside.at) elements *= field.value;
-    for (uint64_t dim = 0; jpp__hlo_read_varint(&field.inside, &dim);) elements *= dim;
+    for (uint64_t dim = 0; jpp__protobuf_read_varint(&field.inside, &dim);)
+      elements *= dim;
   }
   return parts + (elements * bits + 7) / 8;
 }
@@ -78,15 +79,15 @@ static uint64_t shape_bytes(jpp_hlo_bytes_t shape, uint32_t first, uint32_t dept
 
 // Appends the first group of an iota list: the numbers 0, 1, 2 ... in the shape `dims`,
 // transposed, and cut into rows of one group each.
-static jpp_status_t* append_iota_group(jpp_hlo_bytes_t iota, jpp_hlo_numbers_t* members) {
-  jpp_hlo_numbers_t dims = {0}, order = {0};
+static jpp_status_t* append_iota_group(jpp_protobuf_t iota, jpp_u64_vec_t* members) {
+  jpp_u64_vec_t dims = {0}, order = {0};
   uint64_t size = 0;
   jpp_status_t* status = NULL;
-  for (jpp_hlo_field_t field; !status && jpp__hlo_next_field(&iota, &field);) {
+  for (jpp_protobuf_field_t field; !status && jpp__protobuf_read_field(&iota, &field);) {
     if (field.number == kIotaGroupSize) size = field.value;
-    if (field.number == kIotaDims) status = jpp__hlo_append_numbers(&field, &dims);
+    if (field.number == kIotaDims) status = jpp__protobuf_read_numbers(&field, &dims);
     if (field.number == kIotaPermutation)
-      status = jpp__hlo_append_numbers(&field, &order);
+      status = jpp__protobuf_read_numbers(&field, &order);
   }
   uint64_t strides[kMostDims] = {0}, stride = 1;
   bool valid = !status && dims.count <= kMostDims && size <= kMostMembers &&
@@ -109,15 +110,15 @@ static jpp_status_t* append_iota_group(jpp_hlo_bytes_t iota, jpp_hlo_numbers_t* 
   return status;
 }
 
-static uint64_t number_in(jpp_hlo_bytes_t message, uint32_t number, uint64_t otherwise) {
-  for (jpp_hlo_field_t field; jpp__hlo_next_field(&message, &field);) {
+static uint64_t number_in(jpp_protobuf_t message, uint32_t number, uint64_t otherwise) {
+  for (jpp_protobuf_field_t field; jpp__protobuf_read_field(&message, &field);) {
     if (field.number == number) return field.value;
   }
   return otherwise;
 }
 
-static jpp_status_t* read_mesh(jpp_hlo_bytes_t mesh, jpp_hlo_numbers_t* sizes) {
-  for (jpp_hlo_field_t field; jpp__hlo_next_field(&mesh, &field);) {
+static jpp_status_t* read_mesh(jpp_protobuf_t mesh, jpp_u64_vec_t* sizes) {
+  for (jpp_protobuf_field_t field; jpp__protobuf_read_field(&mesh, &field);) {
     if (field.number != kMeshAxis) continue;
     JPP_RETURN_IF_ERROR(JPP_VEC_PUSH(sizes, number_in(field.inside, kAxisSize, 1)));
   }
@@ -125,13 +126,13 @@ static jpp_status_t* read_mesh(jpp_hlo_bytes_t mesh, jpp_hlo_numbers_t* sizes) {
 }
 
 // Adds, for each of the members so far, those that differ along an axis or a part of it.
-static jpp_status_t* extend_along(const jpp_hlo_numbers_t* sizes, jpp_hlo_bytes_t ref,
-                                  jpp_hlo_numbers_t* members) {
+static jpp_status_t* extend_along(const jpp_u64_vec_t* sizes, jpp_protobuf_t ref,
+                                  jpp_u64_vec_t* members) {
   uint64_t axis = number_in(ref, kRefAxis, 0), stride = 1;
   if (axis >= sizes->count) return NULL;
   for (size_t a = axis + 1; a < sizes->count; ++a) stride *= sizes->data[a];
   uint64_t size = sizes->data[axis];
-  for (jpp_hlo_field_t field; jpp__hlo_next_field(&ref, &field);) {
+  for (jpp_protobuf_field_t field; jpp__protobuf_read_field(&ref, &field);) {
     if (field.number != kRefPart) continue;
     uint64_t before = number_in(field.inside, kPartBefore, 1);
     uint64_t part = number_in(field.inside, kPartSize, 1);
@@ -148,10 +149,10 @@ static jpp_status_t* extend_along(const jpp_hlo_numbers_t* sizes, jpp_hlo_bytes_
 }
 
 // Appends the group of partition 0 along axes of a mesh.
-static jpp_status_t* append_mesh_group(jpp_hlo_bytes_t list, jpp_hlo_numbers_t* members) {
-  jpp_hlo_numbers_t sizes = {0};
+static jpp_status_t* append_mesh_group(jpp_protobuf_t list, jpp_u64_vec_t* members) {
+  jpp_u64_vec_t sizes = {0};
   jpp_status_t* status = JPP_VEC_PUSH(members, 0);
-  for (jpp_hlo_field_t field; !status && jpp__hlo_next_field(&list, &field);) {
+  for (jpp_protobuf_field_t field; !status && jpp__protobuf_read_field(&list, &field);) {
     if (field.number == kMeshAxesMesh) status = read_mesh(field.inside, &sizes);
     if (field.number == kMeshAxesRef)
       status = extend_along(&sizes, field.inside, members);
@@ -161,18 +162,17 @@ static jpp_status_t* append_mesh_group(jpp_hlo_bytes_t list, jpp_hlo_numbers_t* 
 }
 
 // Appends a ReplicaGroup, or a pair of source and target.
-static jpp_status_t* append_group(jpp_hlo_bytes_t group, jpp_hlo_numbers_t* members) {
-  for (jpp_hlo_field_t field; jpp__hlo_next_field(&group, &field);) {
+static jpp_status_t* append_group(jpp_protobuf_t group, jpp_u64_vec_t* members) {
+  for (jpp_protobuf_field_t field; jpp__protobuf_read_field(&group, &field);) {
     if (field.number == kPairSource || field.number == kPairTarget) {
-      JPP_RETURN_IF_ERROR(jpp__hlo_append_numbers(&field, members));
+      JPP_RETURN_IF_ERROR(jpp__protobuf_read_numbers(&field, members));
     }
   }
   return NULL;
 }
 
-static jpp_status_t* append_device_list(jpp_hlo_bytes_t list,
-                                        jpp_hlo_numbers_t* members) {
-  for (jpp_hlo_field_t field; jpp__hlo_next_field(&list, &field);) {
+static jpp_status_t* append_device_list(jpp_protobuf_t list, jpp_u64_vec_t* members) {
+  for (jpp_protobuf_field_t field; jpp__protobuf_read_field(&list, &field);) {
     if (members->count) return NULL;
     if (field.number == kDeviceListGroups) {
       JPP_RETURN_IF_ERROR(append_group(field.inside, members));
@@ -188,13 +188,13 @@ static jpp_status_t* append_device_list(jpp_hlo_bytes_t list,
 typedef struct lister {
   jpp_hlo_module_t module;
   JPP_VEC(jpp_collective_t) found;
-  jpp_hlo_numbers_t members;  // of the current instruction
-  jpp_arena_t arena;          // allocates the result
+  jpp_u64_vec_t members;  // of the current instruction
+  jpp_arena_t arena;      // allocates the result
 } lister_t;
 
 typedef struct instruction {
-  jpp_hlo_bytes_t opcode, shape, config;
-  jpp_hlo_numbers_t called;
+  jpp_protobuf_t opcode, shape, config;
+  jpp_u64_vec_t called;
 } instruction_t;
 
 static int compare_members(const void* a, const void* b) {
@@ -226,7 +226,7 @@ static jpp_status_t* add_collective(lister_t* lister, uint8_t kind, uint64_t byt
 
 // The number of iterations of a while loop, from a backend config such as
 // {"known_trip_count":{"n":"3"}}; 1 if unknown.
-static uint64_t turns_of(jpp_hlo_bytes_t config) {
+static uint64_t turns_of(jpp_protobuf_t config) {
   static const char kKey[] = "\"known_trip_count\":{\"n\":\"";
   size_t size = (size_t)(config.end - config.at), length = sizeof(kKey) - 1;
   for (size_t i = 0; i + length < size; ++i) {
@@ -241,10 +241,10 @@ static uint64_t turns_of(jpp_hlo_bytes_t config) {
   return 1;
 }
 
-static jpp_status_t* read_instruction(lister_t* lister, jpp_hlo_bytes_t inside,
+static jpp_status_t* read_instruction(lister_t* lister, jpp_protobuf_t inside,
                                       instruction_t* out) {
   lister->members.count = 0;
-  for (jpp_hlo_field_t field; jpp__hlo_next_field(&inside, &field);) {
+  for (jpp_protobuf_field_t field; jpp__protobuf_read_field(&inside, &field);) {
     jpp_status_t* status = NULL;
     bool first_group = lister->members.count == 0;
     switch (field.number) {
@@ -258,7 +258,7 @@ static jpp_status_t* read_instruction(lister_t* lister, jpp_hlo_bytes_t inside,
         out->config = field.inside;
         break;
       case kHloCalled:
-        status = jpp__hlo_append_numbers(&field, &out->called);
+        status = jpp__protobuf_read_numbers(&field, &out->called);
         break;
       case kInstructionGroups:
       case kInstructionPairs:
@@ -291,7 +291,7 @@ static jpp_status_t* list_instruction(lister_t* lister, const instruction_t* ins
     uint64_t bytes = shape_bytes(instruction->shape, opcode->first_result, 0);
     return add_collective(lister, opcode->kind, bytes, times);
   }
-  bool is_loop = jpp__hlo_is_text(instruction->opcode, "while");
+  bool is_loop = jpp__protobuf_is_text(instruction->opcode, "while");
   bool calls = jpp__hlo_runs_called(instruction->opcode);
   if (is_loop) times *= turns_of(instruction->config);
   for (size_t i = 0; calls && i < instruction->called.count; ++i) {
@@ -305,8 +305,8 @@ static jpp_status_t* list_computation(lister_t* lister, uint64_t id, uint64_t ti
                                       uint32_t depth) {
   size_t at = jpp__hlo_find(&lister->module, id);
   if (at == lister->module.computations.count || depth > kMostDepth) return NULL;
-  jpp_hlo_bytes_t inside = lister->module.computations.data[at].inside;
-  for (jpp_hlo_field_t field; jpp__hlo_next_field(&inside, &field);) {
+  jpp_protobuf_t inside = lister->module.computations.data[at].inside;
+  for (jpp_protobuf_field_t field; jpp__protobuf_read_field(&inside, &field);) {
     if (field.number != kHloInstructions) continue;
     instruction_t instruction = {0};
     jpp_status_t* status = read_instruction(lister, field.inside, &instruction);
@@ -320,8 +320,8 @@ static jpp_status_t* list_computation(lister_t* lister, uint64_t id, uint64_t ti
 // --- Modules --------------------------------------------------------------------------
 
 jpp_status_t* jpp__hlo_without_config(void* bytes, size_t* size) {
-  jpp_hlo_bytes_t all = {bytes, (const uint8_t*)bytes + *size};
-  for (jpp_hlo_field_t field; jpp__hlo_next_field(&all, &field);) {
+  jpp_protobuf_t all = {bytes, (const uint8_t*)bytes + *size};
+  for (jpp_protobuf_field_t field; jpp__protobuf_read_field(&all, &field);) {
     if (field.number != kConfiguredModule || !field.inside.at) continue;
     *size = (size_t)(field.inside.end - field.inside.at);
     memmove(bytes, field.inside.at, *size);
@@ -355,7 +355,7 @@ jpp_status_t* jpp__hlo_collectives(const void* module, size_t size,
   lister_t lister = {0};
   jpp__arena_init(&lister.arena);
   jpp_status_t* status = jpp__hlo_module_read(
-      (jpp_hlo_bytes_t){module, (const uint8_t*)module + size}, &lister.module);
+      (jpp_protobuf_t){module, (const uint8_t*)module + size}, &lister.module);
   if (!status) status = list_computation(&lister, lister.module.entry, 1, 0);
   if (!status) status = hand_over(&lister, out_collectives);
   jpp__arena_deinit(&lister.arena);

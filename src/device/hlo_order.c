@@ -28,9 +28,9 @@ typedef struct place {
 // Instructions follow their operands.
 typedef struct body {
   JPP_VEC(instruction_t) instructions;
-  jpp_hlo_numbers_t operands;  // ids, then indices of instructions
-  place_t* places;             // [instructions.count], by id
-  bool* marked;                // [instructions.count]
+  jpp_u64_vec_t operands;  // ids, then indices of instructions
+  place_t* places;         // [instructions.count], by id
+  bool* marked;            // [instructions.count]
 } body_t;
 
 typedef enum content { kUnknown, kNoCollectives, kCollectives } content_t;
@@ -46,7 +46,7 @@ static jpp_status_t* check_computation(checker_t* checker, uint64_t id, uint32_t
 
 // --- Reading --------------------------------------------------------------------------
 
-static jpp_status_t* read_called(checker_t* checker, const jpp_hlo_numbers_t* called,
+static jpp_status_t* read_called(checker_t* checker, const jpp_u64_vec_t* called,
                                  uint32_t depth, instruction_t* instruction) {
   for (size_t i = 0; instruction->runs && i < called->count; ++i) {
     bool communicates = false;
@@ -57,20 +57,21 @@ static jpp_status_t* read_called(checker_t* checker, const jpp_hlo_numbers_t* ca
   return NULL;
 }
 
-static jpp_status_t* read_instruction(checker_t* checker, jpp_hlo_bytes_t inside,
+static jpp_status_t* read_instruction(checker_t* checker, jpp_protobuf_t inside,
                                       uint32_t depth, body_t* body) {
   instruction_t instruction = {.first = body->operands.count};
-  jpp_hlo_numbers_t called = {0};
+  jpp_u64_vec_t called = {0};
   jpp_status_t* status = NULL;
-  for (jpp_hlo_field_t field; !status && jpp__hlo_next_field(&inside, &field);) {
+  for (jpp_protobuf_field_t field;
+       !status && jpp__protobuf_read_field(&inside, &field);) {
     if (field.number == kInstructionId) instruction.id = field.value;
     if (field.number == kHloOpcode) {
       instruction.communicates = jpp__hlo_find_collective(field.inside) != NULL;
       instruction.runs = jpp__hlo_runs_called(field.inside);
     } else if (field.number == kInstructionOperands) {
-      status = jpp__hlo_append_numbers(&field, &body->operands);
+      status = jpp__protobuf_read_numbers(&field, &body->operands);
     } else if (field.number == kHloCalled) {
-      status = jpp__hlo_append_numbers(&field, &called);
+      status = jpp__protobuf_read_numbers(&field, &called);
     }
   }
   instruction.last = body->operands.count;
@@ -138,9 +139,9 @@ static bool is_ordered(body_t* body) {
   return true;
 }
 
-static jpp_status_t* check_body(checker_t* checker, jpp_hlo_bytes_t inside,
-                                uint32_t depth, body_t* body, bool* out_communicates) {
-  for (jpp_hlo_field_t field; jpp__hlo_next_field(&inside, &field);) {
+static jpp_status_t* check_body(checker_t* checker, jpp_protobuf_t inside, uint32_t depth,
+                                body_t* body, bool* out_communicates) {
+  for (jpp_protobuf_field_t field; jpp__protobuf_read_field(&inside, &field);) {
     if (field.number != kHloInstructions) continue;
     JPP_RETURN_IF_ERROR(read_instruction(checker, field.inside, depth, body));
   }
@@ -177,7 +178,7 @@ jpp_status_t* jpp__hlo_orders_collectives(const void* module, size_t size,
   checker_t checker = {.ordered = true};
   bool communicates = false;
   jpp_status_t* status = jpp__hlo_module_read(
-      (jpp_hlo_bytes_t){module, (const uint8_t*)module + size}, &checker.module);
+      (jpp_protobuf_t){module, (const uint8_t*)module + size}, &checker.module);
   if (!status) {
     status = JPP_ALLOC_ARRAY(checker.module.computations.count, &checker.contents);
   }

@@ -1,9 +1,8 @@
 // Writes a session as a protocol buffer of type XSpace. A nested message is first written
 // to a text of its own, because its length precedes it.
 #include <stdio.h>
-#include <string.h>
 
-#include "base/str.h"
+#include "base/protobuf.h"
 #include "profile/session.h"
 
 // Field numbers of tsl/profiler/protobuf/xplane.proto.
@@ -34,69 +33,35 @@ enum {
 // Names of stats.
 enum { kMicrobatch = 1, kStep = 2 };
 
-static void append_varint(jpp_str_t* out, uint64_t value) {
-  char bytes[10];
-  size_t count = 0;
-  do {
-    bytes[count++] = (char)((value & 0x7f) | (value > 0x7f ? 0x80 : 0));
-    value >>= 7;
-  } while (value);
-  jpp_str_append_n(out, bytes, count);
-}
-
-static void append_number(jpp_str_t* out, uint32_t field, uint64_t value) {
-  append_varint(out, field << 3);
-  append_varint(out, value);
-}
-
-static void append_bytes(jpp_str_t* out, uint32_t field, const char* bytes, size_t size) {
-  append_varint(out, field << 3 | 2);
-  append_varint(out, size);
-  jpp_str_append_n(out, bytes, size);
-}
-
-static void append_text(jpp_str_t* out, uint32_t field, const char* text) {
-  append_bytes(out, field, text, strlen(text));
-}
-
-// Appends a message to the enclosing one, and empties it.
-static void append_message(jpp_str_t* out, uint32_t field, jpp_str_t* message) {
-  append_bytes(out, field, message->data ? message->data : "", message->length);
-  if (message->error && !out->error) {
-    out->error = message->error;
-    message->error = NULL;
-  }
-  jpp_str_deinit(message);
-}
-
 // Appends an entry of a map from numbers to names; the value repeats the number.
 static void append_metadata(jpp_str_t* plane, uint32_t field, uint64_t id,
                             const char* name) {
   jpp_str_t metadata = {0}, entry = {0};
-  append_number(&metadata, kMetadataId, id);
-  append_text(&metadata, kMetadataName, name);
-  append_number(&entry, kEntryKey, id);
-  append_message(&entry, kEntryValue, &metadata);
-  append_message(plane, field, &entry);
+  jpp__protobuf_put_number(&metadata, kMetadataId, id);
+  jpp__protobuf_put_text(&metadata, kMetadataName, name);
+  jpp__protobuf_put_number(&entry, kEntryKey, id);
+  jpp__protobuf_put_message(&entry, kEntryValue, &metadata);
+  jpp__protobuf_put_message(plane, field, &entry);
 }
 
 static void append_stat(jpp_str_t* event, uint64_t name, uint64_t value) {
   jpp_str_t stat = {0};
-  append_number(&stat, kStatMetadataId, name);
-  append_number(&stat, kStatUint64, value);
-  append_message(event, kEventStats, &stat);
+  jpp__protobuf_put_number(&stat, kStatMetadataId, name);
+  jpp__protobuf_put_number(&stat, kStatUint64, value);
+  jpp__protobuf_put_message(event, kEventStats, &stat);
 }
 
 // Numbers of names begin with 1; 0 means no name.
 static void append_event(jpp_str_t* line, const jpp_profile_event_t* event,
                          int64_t start) {
   jpp_str_t text = {0};
-  append_number(&text, kEventMetadataId, event->name + 1);
-  append_number(&text, kEventOffsetPs, (uint64_t)(event->start - start) * 1000);
-  append_number(&text, kEventDurationPs, (uint64_t)event->duration * 1000);
+  jpp__protobuf_put_number(&text, kEventMetadataId, event->name + 1);
+  jpp__protobuf_put_number(&text, kEventOffsetPs,
+                           (uint64_t)(event->start - start) * 1000);
+  jpp__protobuf_put_number(&text, kEventDurationPs, (uint64_t)event->duration * 1000);
   if (event->microbatch != JPP_NONE) append_stat(&text, kMicrobatch, event->microbatch);
   append_stat(&text, kStep, event->step);
-  append_message(line, kLineEvents, &text);
+  jpp__protobuf_put_message(line, kLineEvents, &text);
 }
 
 // A line without events is omitted.
@@ -108,9 +73,9 @@ static void append_line(const jpp_profile_session_t* session, uint32_t rank,
   jpp_str_t line = {0};
   char name[32];
   snprintf(name, sizeof(name), "rank %u%s", rank, kNames[which]);
-  append_number(&line, kLineId, rank * JPP_PROFILE_LINE_COUNT + which + 1);
-  append_text(&line, kLineName, name);
-  append_number(&line, kLineTimestampNs, (uint64_t)start);
+  jpp__protobuf_put_number(&line, kLineId, rank * JPP_PROFILE_LINE_COUNT + which + 1);
+  jpp__protobuf_put_text(&line, kLineName, name);
+  jpp__protobuf_put_number(&line, kLineTimestampNs, (uint64_t)start);
   bool any = false;
   for (size_t i = 0; i < session->events.count; ++i) {
     const jpp_profile_event_t* event = &session->events.data[i];
@@ -118,7 +83,7 @@ static void append_line(const jpp_profile_session_t* session, uint32_t rank,
     append_event(&line, event, start);
     any = true;
   }
-  if (any) append_message(plane, kPlaneLines, &line);
+  if (any) jpp__protobuf_put_message(plane, kPlaneLines, &line);
   jpp_str_deinit(&line);
 }
 
@@ -145,15 +110,15 @@ jpp_status_t* jpp__profile_serialize(const jpp_profile_session_t* session,
   jpp_str_t space = {0};
   if (session->events.count) {
     jpp_str_t plane = {0};
-    append_number(&plane, kPlaneId, 1);
-    append_text(&plane, kPlaneName, kPlane);
+    jpp__protobuf_put_number(&plane, kPlaneId, 1);
+    jpp__protobuf_put_text(&plane, kPlaneName, kPlane);
     append_lines(session, &plane);
     for (size_t i = 0; i < session->names.count; ++i) {
       append_metadata(&plane, kPlaneEventMetadata, i + 1, session->names.data[i]);
     }
     append_metadata(&plane, kPlaneStatMetadata, kMicrobatch, "microbatch");
     append_metadata(&plane, kPlaneStatMetadata, kStep, "step");
-    append_message(&space, kSpacePlanes, &plane);
+    jpp__protobuf_put_message(&space, kSpacePlanes, &plane);
   }
   if (session->steps_lost) {
     jpp_str_t warning = {0};
@@ -161,7 +126,7 @@ jpp_status_t* jpp__profile_serialize(const jpp_profile_session_t* session,
                     "%llu pipeline steps are missing from the profile: it has reached "
                     "its limit of events (%zu recorded), or host memory ran out",
                     (unsigned long long)session->steps_lost, session->events.count);
-    append_message(&space, kSpaceWarnings, &warning);
+    jpp__protobuf_put_message(&space, kSpaceWarnings, &warning);
   }
   *out_size = space.length;
   return jpp_str_finish(&space, out_bytes);

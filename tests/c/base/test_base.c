@@ -4,6 +4,7 @@
 
 #include "base/arena.h"
 #include "base/finite.h"
+#include "base/protobuf.h"
 #include "base/struct_size.h"
 #include "base/utf8.h"
 #include "base/vec.h"
@@ -320,6 +321,41 @@ static void test_elements_of_a_list_are_as_far_apart_as_their_size_says(void** s
                JPP_INVALID_ARGUMENT, "expected a struct_size of at least 12");
 }
 
+static void test_protocol_buffers_round_trip(void** state) {
+  (void)state;
+  static const uint64_t kValues[] = {0, 1, 127, 128, 300, 1ULL << 35, UINT64_MAX};
+  enum { kCount = sizeof(kValues) / sizeof(*kValues) };
+  jpp_str_t inner = {0}, empty = {0}, whole = {0};
+  for (uint32_t i = 0; i < kCount; ++i) {
+    jpp__protobuf_put_number(&inner, 1000 + i, kValues[i]);
+  }
+  jpp__protobuf_put_text(&whole, 1, "text");
+  jpp__protobuf_put_message(&whole, 2, &inner);
+  jpp__protobuf_put_message(&whole, 3, &empty);
+  assert_null(inner.data);
+  const uint8_t* bytes = (const uint8_t*)whole.data;
+  jpp_protobuf_t at = {bytes, bytes + whole.length};
+  jpp_protobuf_field_t text, message, nothing, field;
+  assert_true(jpp__protobuf_read_field(&at, &text));
+  assert_true(text.number == 1 && jpp__protobuf_is_text(text.inside, "text"));
+  assert_false(jpp__protobuf_is_text(text.inside, "texts"));
+  assert_true(jpp__protobuf_read_field(&at, &message) && message.number == 2);
+  for (uint32_t i = 0; i < kCount; ++i) {
+    assert_true(jpp__protobuf_read_field(&message.inside, &field));
+    assert_true(field.number == 1000 + i && field.value == kValues[i]);
+  }
+  assert_false(jpp__protobuf_read_field(&message.inside, &field));
+  assert_true(jpp__protobuf_read_field(&at, &nothing) && nothing.number == 3);
+  assert_true(nothing.inside.at == nothing.inside.end);
+  assert_false(jpp__protobuf_read_field(&at, &field));
+  assert_ptr_equal(at.at, at.end);
+  for (size_t size = 1; size < whole.length; ++size) {  // cut off
+    jpp_protobuf_t part = {bytes, bytes + size};
+    while (jpp__protobuf_read_field(&part, &field)) assert_true(part.at <= part.end);
+  }
+  jpp_str_deinit(&whole);
+}
+
 static void test_versions_are_ordered_numbers(void** state) {
   (void)state;
   char text[32];
@@ -352,6 +388,7 @@ int main(void) {
       cmocka_unit_test(test_bytes_stay_at_the_largest_number),
       cmocka_unit_test(test_options_of_other_versions_are_read),
       cmocka_unit_test(test_elements_of_a_list_are_as_far_apart_as_their_size_says),
+      cmocka_unit_test(test_protocol_buffers_round_trip),
       cmocka_unit_test(test_versions_are_ordered_numbers),
   };
   return cmocka_run_group_tests_name("base", tests, NULL, NULL);

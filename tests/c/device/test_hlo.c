@@ -2,7 +2,7 @@
 // writes: all forms of groups, loops, mutated bytes.
 #include <stdlib.h>
 
-#include "base/str.h"
+#include "base/protobuf.h"
 #include "device/hlo.h"
 #include "test_util.h"
 
@@ -16,60 +16,39 @@ static void put_varint(jpp_str_t* out, uint64_t value) {
   jpp_str_append_n(out, bytes, count);
 }
 
-static void put_number(jpp_str_t* out, uint32_t field, uint64_t value) {
-  put_varint(out, field << 3);
-  put_varint(out, value);
-}
-
-static void put_bytes(jpp_str_t* out, uint32_t field, const char* data, size_t size) {
-  put_varint(out, field << 3 | 2);
-  put_varint(out, size);
-  jpp_str_append_n(out, data, size);
-}
-
-// Writes `inside` as a field, then empties it.
-static void put_message(jpp_str_t* out, uint32_t field, jpp_str_t* inside) {
-  put_bytes(out, field, inside->data, inside->length);
-  jpp_str_deinit(inside);
-}
-
-static void put_text(jpp_str_t* out, uint32_t field, const char* text) {
-  put_bytes(out, field, text, strlen(text));
-}
-
 static void put_packed(jpp_str_t* out, uint32_t field, const uint64_t* numbers,
                        size_t count) {
   jpp_str_t inside = {0};
   for (size_t i = 0; i < count; ++i) put_varint(&inside, numbers[i]);
-  put_message(out, field, &inside);
+  jpp__protobuf_put_message(out, field, &inside);
 }
 
 // f32 with this many elements.
 static void put_shape(jpp_str_t* out, uint32_t field, uint64_t elements) {
   jpp_str_t shape = {0};
-  put_number(&shape, 2, 11);
+  jpp__protobuf_put_number(&shape, 2, 11);
   put_packed(&shape, 3, &elements, 1);
-  put_message(out, field, &shape);
+  jpp__protobuf_put_message(out, field, &shape);
 }
 
 static void start_instruction(jpp_str_t* out, const char* opcode, uint64_t elements) {
-  put_text(out, 2, opcode);
+  jpp__protobuf_put_text(out, 2, opcode);
   put_shape(out, 3, elements);
 }
 
 // A computation of one instruction.
 static void put_computation(jpp_str_t* module, uint64_t id, jpp_str_t* instruction) {
   jpp_str_t computation = {0};
-  put_message(&computation, 2, instruction);
-  put_number(&computation, 5, id);
-  put_message(module, 3, &computation);
+  jpp__protobuf_put_message(&computation, 2, instruction);
+  jpp__protobuf_put_number(&computation, 5, id);
+  jpp__protobuf_put_message(module, 3, &computation);
 }
 
 // A module whose entry is the instruction.
 static jpp_collectives_t* list_one(jpp_str_t* instruction) {
   jpp_str_t module = {0};
   put_computation(&module, 7, instruction);
-  put_number(&module, 6, 7);
+  jpp__protobuf_put_number(&module, 6, 7);
   jpp_collectives_t* found = NULL;
   ASSERT_OK(jpp__hlo_collectives(module.data, module.length, &found));
   jpp_str_deinit(&module);
@@ -102,7 +81,7 @@ static void test_listed_groups(void** state) {
   jpp_str_t instruction = {0}, group = {0};
   start_instruction(&instruction, "all-gather", 6);
   put_packed(&group, 1, kIds, 2);
-  put_message(&instruction, 49, &group);
+  jpp__protobuf_put_message(&instruction, 49, &group);
   jpp_collectives_t* found = list_one(&instruction);
   expect_members(found, (uint32_t[]){0, 4}, 2);
   assert_int_equal(found->each[0].kind, JPP_COLLECTIVE_ALL_GATHER);
@@ -116,9 +95,9 @@ static void test_pairs(void** state) {
   (void)state;
   jpp_str_t instruction = {0}, pair = {0};
   start_instruction(&instruction, "collective-permute", 1);
-  put_number(&pair, 1, 1);
-  put_number(&pair, 2, 2);
-  put_message(&instruction, 52, &pair);
+  jpp__protobuf_put_number(&pair, 1, 1);
+  jpp__protobuf_put_number(&pair, 2, 2);
+  jpp__protobuf_put_message(&instruction, 52, &pair);
   jpp_collectives_t* found = list_one(&instruction);
   expect_members(found, (uint32_t[]){1, 2}, 2);
   expect_axes(&found->each[0], "model");
@@ -179,28 +158,28 @@ static groups_t random_groups(void) {
 
 static void put_iota(jpp_str_t* out, uint32_t field, const groups_t* g) {
   jpp_str_t list = {0};
-  put_number(&list, 1, g->sizes[0] * g->sizes[1] * g->sizes[2] / g->count);
-  put_number(&list, 2, g->count);
+  jpp__protobuf_put_number(&list, 1, g->sizes[0] * g->sizes[1] * g->sizes[2] / g->count);
+  jpp__protobuf_put_number(&list, 2, g->count);
   put_packed(&list, 3, g->sizes, kMostAxes);
   put_packed(&list, 4, g->order, kMostAxes);
-  put_message(out, field, &list);
+  jpp__protobuf_put_message(out, field, &list);
 }
 
 static void put_mesh_axes(jpp_str_t* out, const groups_t* g) {
   jpp_str_t list = {0}, mesh = {0};
   for (uint32_t a = 0; a < kMostAxes; ++a) {
     jpp_str_t axis = {0};
-    put_text(&axis, 1, "axis");
-    put_number(&axis, 2, g->sizes[a]);
-    put_message(&mesh, 1, &axis);
+    jpp__protobuf_put_text(&axis, 1, "axis");
+    jpp__protobuf_put_number(&axis, 2, g->sizes[a]);
+    jpp__protobuf_put_message(&mesh, 1, &axis);
   }
-  put_message(&list, 1, &mesh);
+  jpp__protobuf_put_message(&list, 1, &mesh);
   for (uint32_t k = kMostAxes - g->chosen; k < kMostAxes; ++k) {
     jpp_str_t ref = {0};
-    put_number(&ref, 1, g->order[k]);
-    put_message(&list, 2, &ref);
+    jpp__protobuf_put_number(&ref, 1, g->order[k]);
+    jpp__protobuf_put_message(&list, 2, &ref);
   }
-  put_message(out, 93, &list);
+  jpp__protobuf_put_message(out, 93, &list);
 }
 
 static void test_random_groups(void** state) {
@@ -214,7 +193,7 @@ static void test_random_groups(void** state) {
     if (turn % 3 == 1) put_mesh_axes(&instruction, &g);
     if (turn % 3 == 2) {
       put_iota(&devices, 2, &g);
-      put_message(&instruction, 87, &devices);
+      jpp__protobuf_put_message(&instruction, 87, &devices);
     }
     jpp_collectives_t* found = list_one(&instruction);
     expect_members(found, g.members, g.count);
@@ -227,14 +206,14 @@ static void test_part_of_an_axis(void** state) {
   (void)state;
   jpp_str_t instruction = {0}, list = {0}, mesh = {0}, axis = {0}, ref = {0}, part = {0};
   start_instruction(&instruction, "reduce-scatter", 1);
-  put_number(&axis, 2, 8);
-  put_message(&mesh, 1, &axis);
-  put_message(&list, 1, &mesh);
-  put_number(&part, 1, 2);
-  put_number(&part, 2, 2);
-  put_message(&ref, 2, &part);
-  put_message(&list, 2, &ref);
-  put_message(&instruction, 93, &list);
+  jpp__protobuf_put_number(&axis, 2, 8);
+  jpp__protobuf_put_message(&mesh, 1, &axis);
+  jpp__protobuf_put_message(&list, 1, &mesh);
+  jpp__protobuf_put_number(&part, 1, 2);
+  jpp__protobuf_put_number(&part, 2, 2);
+  jpp__protobuf_put_message(&ref, 2, &part);
+  jpp__protobuf_put_message(&list, 2, &ref);
+  jpp__protobuf_put_message(&instruction, 93, &list);
   jpp_collectives_t* found = list_one(&instruction);
   expect_members(found, (uint32_t[]){0, 2}, 2);
   jpp_collectives_destroy(found);
@@ -260,16 +239,16 @@ static jpp_str_t module_with_loop(void) {
   put_computation(&module, 1, &reduce);
   start_instruction(&loop, "while", 1);
   put_packed(&loop, 38, kBody, 1);
-  put_text(&loop, 43, "{\"known_trip_count\":{\"n\":\"3\"},\"x\":1}");
+  jpp__protobuf_put_text(&loop, 43, "{\"known_trip_count\":{\"n\":\"3\"},\"x\":1}");
   put_computation(&module, 2, &loop);
   start_instruction(&call, "call", 1);
   put_packed(&call, 38, kLoop, 1);
-  put_message(&entry, 2, &call);
+  jpp__protobuf_put_message(&entry, 2, &call);
   start_instruction(&reduce, "all-reduce", 1);
-  put_message(&entry, 2, &reduce);
-  put_number(&entry, 5, 9);
-  put_message(&module, 3, &entry);
-  put_number(&module, 6, 9);
+  jpp__protobuf_put_message(&entry, 2, &reduce);
+  jpp__protobuf_put_number(&entry, 5, 9);
+  jpp__protobuf_put_message(&module, 3, &entry);
+  jpp__protobuf_put_number(&module, 6, 9);
   return module;
 }
 
@@ -311,7 +290,7 @@ static void test_module_in_a_config(void** state) {
   (void)state;
   jpp_str_t module = module_with_loop(), whole = {0};
   size_t expected = module.length;
-  put_message(&whole, 1, &module);
+  jpp__protobuf_put_message(&whole, 1, &module);
   size_t size = whole.length;
   ASSERT_OK(jpp__hlo_without_config(whole.data, &size));
   assert_int_equal(size, expected);
@@ -344,10 +323,10 @@ static void put_op(jpp_str_t* computation, const op_t* op, uint64_t id) {
   }
   jpp_str_t instruction = {0};
   start_instruction(&instruction, op->opcode, 1);
-  put_number(&instruction, 35, id);
+  jpp__protobuf_put_number(&instruction, 35, id);
   put_packed(&instruction, 36, operands, count);
   if (op->called) put_packed(&instruction, 38, &op->called, 1);
-  put_message(computation, 2, &instruction);
+  jpp__protobuf_put_message(computation, 2, &instruction);
 }
 
 // A module whose entry has these instructions, of which those without an opcode are left
@@ -360,9 +339,9 @@ static jpp_str_t module_of(const op_t* ops) {
   put_computation(&module, kCounts, &inner);
   for (uint64_t i = 0; i < kMostOps && ops[i].opcode; ++i)
     put_op(&entry, &ops[i], 100 + i);
-  put_number(&entry, 5, kEntry);
-  put_message(&module, 3, &entry);
-  put_number(&module, 6, kEntry);
+  jpp__protobuf_put_number(&entry, 5, kEntry);
+  jpp__protobuf_put_message(&module, 3, &entry);
+  jpp__protobuf_put_number(&module, 6, kEntry);
   return module;
 }
 
@@ -438,7 +417,7 @@ static void test_order_in_a_called_computation(void** state) {
     start_instruction(&call, "call", 1);
     put_packed(&call, 38, kCalled, 1);
     put_computation(&module, 9, &call);
-    put_number(&module, 6, 9);
+    jpp__protobuf_put_number(&module, 6, 9);
     bool ordered = false;
     ASSERT_OK(jpp__hlo_orders_collectives(module.data, module.length, &ordered));
     assert_int_equal(ordered, fed);
