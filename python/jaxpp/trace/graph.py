@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 from jax.sharding import PartitionSpec
@@ -33,7 +32,6 @@ from jaxpp.trace.custom_calls import check_equation
 from jaxpp.trace.front import FrontLoop, Graph, Operand
 from jaxpp.trace.gather import Gather, WeightGathers
 from jaxpp.trace.inlining import (
-    MARKS,
     inlined,
     loop_or_mark_in,
     num_splits,
@@ -41,7 +39,7 @@ from jaxpp.trace.inlining import (
     splits_for_marks,
 )
 from jaxpp.trace.loop import loop_p
-from jaxpp.trace.marks import holds_marks, mark_p, mark_tangent_p
+from jaxpp.trace.marks import MARKS, holds_marks, mark_p, mark_tangent_p
 from jaxpp.trace.memories import (
     is_in_host_memory,
     is_move,
@@ -59,6 +57,7 @@ from jaxpp.trace.splitting import (
     PartOp,
     Splitter,
 )
+from jaxpp.trace.terms import is_sum
 from jaxpp.trace.written import Place, task_p, transfer_p
 
 __all__ = ["build_graph"]
@@ -403,7 +402,8 @@ class _Walker(GraphBuilder):
         if eqn.effects:
             flags |= _core.FLAG_EFFECT
         avals = [v.aval for v in eqn.outvars]
-        regroups = not pattern and self._is_sum(eqn, operands) and self._may_regroup(eqn)
+        values = all(isinstance(o, int) for o in operands)
+        regroups = not pattern and is_sum(eqn) and values and self._may_regroup(eqn)
         regroups = regroups and self._on_devices(operands)
         kind = _core.OP_ADD if regroups else _core.OP_CALL
         if eqn.primitive is place_p and self.outside is None:
@@ -556,15 +556,6 @@ class _Walker(GraphBuilder):
         """Under a condition, the planner only treats sums of scalars (norms) as sums: they are
         computed regardless of the condition."""
         return not self.branches or eqn.outvars[0].aval.shape == ()
-
-    @staticmethod
-    def _is_sum(eqn: JaxprEqn, operands: Sequence[Operand]) -> bool:
-        if eqn.primitive.name not in ("add_any", "add"):
-            return False
-        avals = [v.aval for v in (*eqn.invars, *eqn.outvars)]
-        same = all(a.shape == avals[0].shape and a.dtype == avals[0].dtype for a in avals)
-        floating = jnp.issubdtype(avals[0].dtype, jnp.inexact)
-        return same and floating and all(isinstance(o, int) for o in operands)
 
     def _on_devices(self, operands: Sequence[Operand]) -> bool:
         return not any(isinstance(o, int) and o in self.memories for o in operands)

@@ -13,20 +13,17 @@ from jaxpp.jax_internals.jaxprs import jaxprs_in
 from jaxpp.jax_internals.lines import user_line
 from jaxpp.trace.bodies import inlined_call, is_plain_jit
 from jaxpp.trace.loop import loop_p
-from jaxpp.trace.marks import mark_backward_p, mark_p, mark_tangent_p
+from jaxpp.trace.marks import MARKS, mark_backward_p
 from jaxpp.trace.nested import refuse_traced, step_p
 from jaxpp.trace.splitting import IN_TWO_PARTS
 
 __all__ = [
-    "MARKS",
     "inlined",
     "loop_or_mark_in",
     "num_splits",
     "refuse_hidden_marks",
     "splits_for_marks",
 ]
-
-MARKS = {mark_p, mark_tangent_p, mark_backward_p}
 
 _WRITE_OUT = {
     False: "Unroll the stages: use a Python loop over stages, and scan only over the layers "

@@ -37,6 +37,7 @@ from jaxpp.jax_internals.lines import name_after, user_line
 from jaxpp.operations import Add, Concat, normalize, state_of
 from jaxpp.schedules import BaseSchedule
 from jaxpp.trace.marks import collecting_marks, find_mistake, first_mark
+from jaxpp.trace.terms import take_out_terms
 
 __all__ = [
     "loop_p",
@@ -294,10 +295,12 @@ def run_loop(
     operations = _match_operations(operation, result, names, length, title)
     if operation is _DEFAULT:
         _warn_of_stacked_gradients(closed, result, operations, title)
+    sums = [type(o) is Add and length > 1 for o in operations]
+    shorter, terms, counts = take_out_terms(closed, sums)
     try:
         outs = loop_p.bind(
             *closed.consts,
-            body=ClosedJaxpr(without_constants(drop_unused(closed.jaxpr)), ()),
+            body=ClosedJaxpr(without_constants(drop_unused(shorter.jaxpr)), ()),
             length=length,
             schedule=schedule,
             operations=operations,
@@ -314,7 +317,23 @@ def run_loop(
             "on; expected it as an argument of that function. The causes are jax.custom_vjp "
             "around a closure and a value kept from an earlier trace",
         ) from error
+    outs = _with_terms(outs, terms, counts, length)
     return jax.tree.unflatten(jax.tree.structure(result), outs)
+
+
+def _with_terms(
+    outs: Sequence[jax.Array], terms: ClosedJaxpr, counts: Sequence[int], length: int
+) -> list[jax.Array]:
+    """The loop's sums with the terms that `take_out_terms` has taken out, once for each
+    microbatch."""
+    values = iter(jaxpr_as_fun(terms)())
+
+    def whole(out: jax.Array, count: int) -> jax.Array:
+        for term in itertools.islice(values, count):
+            out = jax.lax.add(out, as_addend(length * term.astype(out.dtype), out))
+        return out
+
+    return list(map(whole, outs, counts))
 
 
 def _run_eagerly(

@@ -26,6 +26,7 @@ from jaxpp.jax_internals.jaxprs import (
 from jaxpp.jax_internals.lines import line_of, user_frames
 
 __all__ = [
+    "MARKS",
     "find_mistake",
     "first_mark",
     "holds_marks",
@@ -42,6 +43,7 @@ __all__ = [
 mark_p = Primitive("stage_mark")  # ends a stage's forward
 mark_tangent_p = Primitive("stage_mark_tangent")  # between a mark and its transpose
 mark_backward_p = Primitive("stage_mark_backward")  # begins the stage's backward
+MARKS = {mark_p, mark_tangent_p, mark_backward_p}
 
 _next_uid = itertools.count()
 

@@ -303,9 +303,9 @@ PENALTIES: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def bytes_gathered(penalty: str) -> dict[str, int]:
+def bytes_gathered(penalty: str, layers: Any, schedule: Any) -> dict[str, int]:
     """What a step gathers in the tasks of each kind, with a penalty on all weights."""
-    problem = problem_of(unrolled(plain))
+    problem = problem_of(layers(plain))
 
     def loss(params: Any, *rest: Any) -> Any:
         value, aux = problem.loss(params, *rest)
@@ -316,7 +316,7 @@ def bytes_gathered(penalty: str) -> dict[str, int]:
     mesh = mesh_of(STAGES, {"data": 2})
     tolerance = 1e-2 if penalty == "in bfloat16" else 1e-5
     step = assert_trains_equal(
-        penalised, SCHEDULES[0], mesh, in_specs=specs, fsdp="use", tolerance=tolerance
+        penalised, schedule, mesh, in_specs=specs, fsdp="use", tolerance=tolerance
     )
     state = problem.params, problem.optimizer.init(problem.params)
     found = collections.Counter[str]()
@@ -326,9 +326,13 @@ def bytes_gathered(penalty: str) -> dict[str, int]:
     return found
 
 
+@pytest.mark.sample(4)
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda s: type(s).__name__)
+@pytest.mark.parametrize("layers", [unrolled, scanned], ids=lambda layers: layers.__name__)
 @pytest.mark.parametrize("penalty", [name for name in PENALTIES if name != "none"])
-def test_the_size_of_the_weights_is_computed_without_gathering_them(penalty: str) -> None:
-    assert bytes_gathered(penalty)["fwd"] == bytes_gathered("none")["fwd"] > 0
+def test_a_penalty_gathers_nothing(penalty: str, layers: Any, schedule: Any) -> None:
+    found = bytes_gathered(penalty, layers, schedule)
+    assert found == bytes_gathered("none", layers, schedule) and found["fwd"] > 0
 
 
 @pytest.mark.parametrize("fsdp", ["use", "step"])
