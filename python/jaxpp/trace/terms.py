@@ -8,8 +8,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Var
+from jax.extend.core import ClosedJaxpr, JaxprEqn, Var
 
+from jaxpp.jax_internals.arrays import unreduced_axes
 from jaxpp.jax_internals.jaxprs import changed_jaxpr, drop_unused, jaxprs_in, new_var
 from jaxpp.trace.marks import MARKS, holds_marks
 
@@ -28,18 +29,8 @@ def is_sum(eqn: JaxprEqn) -> bool:
     return same and jnp.issubdtype(first.dtype, jnp.inexact)
 
 
-def _knowledge_of(jaxpr: Jaxpr) -> tuple[set[Var], set[Var]]:
-    """The values that depend on the arguments of the jaxpr, and those of the others that depend
-    on its constants."""
-    varying, invariant = set(jaxpr.invars), set(jaxpr.constvars)
-    for eqn in jaxpr.eqns:
-        operands = {v for v in eqn.invars if isinstance(v, Var)}
-        marks = eqn.primitive in MARKS or any(map(holds_marks, jaxprs_in(eqn.params)))
-        if eqn.effects or marks or operands & varying:
-            varying.update(eqn.outvars)
-        elif operands & invariant:
-            invariant.update(eqn.outvars)
-    return varying, invariant
+def _has_marks(eqn: JaxprEqn) -> bool:
+    return eqn.primitive in MARKS or any(map(holds_marks, jaxprs_in(eqn.params)))
 
 
 class _Splitter:
@@ -48,12 +39,25 @@ class _Splitter:
     def __init__(self, closed: ClosedJaxpr) -> None:
         jaxpr = closed.jaxpr
         operands = [v for eqn in jaxpr.eqns for v in eqn.invars]
-        self.varying, self.invariant = _knowledge_of(jaxpr)
+        self.varying = set(jaxpr.invars)  # depends on the arguments, a mark or an effect
+        self.invariant = set(jaxpr.constvars)  # depends on constants only
+        self.outside: list[JaxprEqn] = []  # equations that could run outside the loop
+        for eqn in jaxpr.eqns:
+            self._classify(eqn)
         self.made_by = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
         self.used = collections.Counter(v for v in operands if isinstance(v, Var))
         self.returned = collections.Counter(v for v in jaxpr.outvars if isinstance(v, Var))
         self.changed: dict[int, JaxprEqn] = {}  # equations without terms, by the old one's id
         self.scaling: list[JaxprEqn] = []  # equations that scale terms
+
+    def _classify(self, eqn: JaxprEqn) -> None:
+        operands = {v for v in eqn.invars if isinstance(v, Var)}
+        if eqn.effects or operands & self.varying or _has_marks(eqn):
+            self.varying.update(eqn.outvars)
+            return
+        self.outside.append(eqn)
+        if operands & self.invariant:
+            self.invariant.update(eqn.outvars)
 
     def split(self, value: Any, used: int = 1) -> tuple[Any, list[Var]]:
         """What is left of a value, and its terms. Equations use the value so many times; if
@@ -71,7 +75,7 @@ class _Splitter:
         (value,) = eqn.outvars
         left: list[Any] = []
         terms: list[Var] = []
-        if any(operand.aval != value.aval for operand in eqn.invars):
+        if any(v.aval != value.aval for v in eqn.invars) or unreduced_axes(value.aval):
             return value, []
         for operand in eqn.invars:
             if isinstance(operand, Var) and operand in self.invariant:
@@ -122,13 +126,12 @@ def take_out_terms(
     for k, is_summed in enumerate(sums):
         left[k], found = splitter.split(left[k], used=0) if is_summed else (left[k], [])
         terms.append(found)
-    eqns = closed.jaxpr.eqns
-    shorter = [splitter.changed.get(id(eqn), eqn) for eqn in eqns]
+    shorter = [splitter.changed.get(id(eqn), eqn) for eqn in closed.jaxpr.eqns]
     alone = changed_jaxpr(
         closed,
         invars=[],
         outvars=[v for found in terms for v in found],
-        eqns=[*eqns, *splitter.scaling],
+        eqns=[*splitter.outside, *splitter.scaling],
     )
     return (
         changed_jaxpr(closed, outvars=left, eqns=shorter),

@@ -86,6 +86,20 @@ def test_random_expressions() -> None:
     assert sum(count > 0 for count in counts) > 20
 
 
+def test_effects_stay_in_the_loop() -> None:
+    seen = []
+
+    def body(i: Any) -> Any:
+        jax.debug.callback(lambda i, w: seen.append(int(i)), i, 2 * WEIGHT)
+        jax.debug.callback(lambda w: seen.append(-1), WEIGHT)
+        return jnp.cos(i * WEIGHT) + WEIGHT
+
+    total = jaxpp.treduce_i(body, LENGTH, jaxpp.Std1F1B(1), operation=jaxpp.Add)
+    jax.block_until_ready(total)
+    jax.effects_barrier()
+    assert sorted(seen) == [-1] * LENGTH + list(range(LENGTH))
+
+
 def test_a_sum_that_is_returned_twice() -> None:
     def body(i: Any) -> Any:
         total = jnp.cos(i * WEIGHT) + WEIGHT
