@@ -9,9 +9,9 @@
 jpp_status_t* jpp__hlo_collectives(const void* module, size_t size,
                                    jpp_collectives_t** out_collectives) JPP_MUST_USE;
 
-// Whether the operands of a module's instructions order its collectives: one that runs in
-// a loop, a condition or a call, and any other that it could run beside, depend on each
-// other. JPP_INVALID_ARGUMENT for anything but a module.
+// Whether data orders a module's collectives across its loops, conditions and calls: what
+// runs collectives in one of these, and every other instruction of the same computation
+// that runs some, depend on each other. JPP_INVALID_ARGUMENT for anything but a module.
 jpp_status_t* jpp__hlo_orders_collectives(const void* module, size_t size,
                                           bool* out_ordered) JPP_MUST_USE;
 

@@ -1,6 +1,6 @@
-// Decides whether the operands of a program's instructions order its collectives. Only a
-// loop, a condition or a call that runs collectives can be out of order: in each
-// computation, it and every other instruction that runs some must depend on each other.
+// Decides whether data orders the collectives of a program. Plugins keep the order of
+// those in one computation. A loop, a condition or a call runs others in between, unless
+// it depends on them, or they on it.
 #include <stdlib.h>
 #include <string.h>
 

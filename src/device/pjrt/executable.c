@@ -151,9 +151,10 @@ jpp_status_t* jpp__pjrt_executable_hlo(jpp_client_t* base, jpp_executable_t* exe
   return status;
 }
 
-// Once loaded, a program of XLA's plugin for CPUs no longer runs a loop's collectives in
-// one order with those outside, unless its data requires it: the plugin's threads wait
-// for each other, and after 40 s it ends the process (seen with jaxlib 0.10.2).
+// XLA's plugin for CPUs loses the order between a loop's collectives and those outside
+// when it loads a program. Where data does not order them, the devices run them in
+// different orders and wait for each other; after 40 s the plugin ends the process
+// (jaxlib 0.10.2).
 static jpp_status_t* check_order(jpp_pjrt_client_t* client,
                                  jpp_executable_t* executable) {
   JPP_PJRT_ARGS(LoadedExecutable_AddressableDevices, args);
