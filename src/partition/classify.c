@@ -8,6 +8,8 @@
 
 enum { kInvariant = 1, kAvailable = 2 };  // of a value
 
+enum { kMostSteps = 8 };  // see clone_terms()
+
 typedef struct classifier {
   jpp_partitioner_t* p;
   bool* ends_stage;  // [graph ops] a mark takes a result of the op
@@ -108,6 +110,52 @@ void jpp__partition_find_outer_copies(jpp_partitioner_t* p) {
   }
 }
 
+// The number of elementwise steps in which a hoisted op makes an array from values that
+// exist anyway; more than kMostSteps if it does not, or from a larger one.
+static uint32_t count_steps(const jpp_partitioner_t* p, const jpp_op_t* op,
+                            const uint32_t* steps) {
+  const jpp_value_t* out = &p->values.data[op->first_output];
+  bool elementwise = (op->kind == JPP_OP_CALL || op->kind == JPP_OP_ADD) &&
+                     !(op->flags & JPP_OP_EFFECT) && op->num_outputs == 1 &&
+                     out->type.ndim && op->cost <= (float)jpp_type_elements(&out->type);
+  uint32_t count = elementwise ? 1 : kMostSteps + 1;
+  for (uint32_t i = 0; i < op->num_inputs && count <= kMostSteps; ++i) {
+    const jpp_value_t* in = &p->values.data[op->inputs[i]];
+    count += in->bytes > out->bytes ? kMostSteps : steps[op->inputs[i]];
+  }
+  return count;
+}
+
+// A hoisted array that tasks only add to other values becomes cloned if a few steps make
+// it. The gradients of a penalty on the weights, kept through the loop, would take as
+// much memory as the weights, and reading them takes as long as making them.
+static jpp_status_t* clone_terms(jpp_partitioner_t* p) {
+  uint32_t *steps = NULL, *added = NULL;  // [graph values] added: by how many such sums
+  const jpp_graph_t* graph = p->graph;
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&p->scratch, graph->num_values, &steps));
+  JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&p->scratch, graph->num_values, &added));
+  for (uint32_t id = 0; id < graph->num_ops; ++id) {
+    const jpp_op_t* op = &p->ops.data[id];
+    if (op->loop == JPP_NONE || p->segment[id] != JPP_SEGMENT_OUTER) continue;
+    for (uint32_t i = 0; i < op->num_outputs; ++i) {
+      uint32_t value = op->first_output + i;
+      steps[value] = p->values.data[value].type.ndim ? count_steps(p, op, steps) : 0;
+    }
+  }
+  for (uint32_t id = graph->num_ops; id-- > 0;) {
+    const jpp_op_t* op = &p->ops.data[id];
+    uint32_t value = op->first_output;
+    bool adds = op->kind == JPP_OP_ADD && p->segment[id] == JPP_SEGMENT_OPEN;
+    if (op->loop != JPP_NONE && p->segment[id] == JPP_SEGMENT_OUTER && steps[value] &&
+        steps[value] <= kMostSteps && added[value] == p->uses[value]) {
+      p->segment[id] = JPP_SEGMENT_CLONE;
+      adds = true;
+    }
+    for (uint32_t i = 0; i < op->num_inputs; ++i) added[op->inputs[i]] += adds;
+  }
+  return NULL;
+}
+
 jpp_status_t* jpp__partition_classify(jpp_partitioner_t* p) {
   const jpp_graph_t* graph = p->graph;
   JPP_RETURN_IF_ERROR(JPP_ARENA_ARRAY(&p->scratch, graph->num_ops, &p->segment));
@@ -126,5 +174,5 @@ jpp_status_t* jpp__partition_classify(jpp_partitioner_t* p) {
   }
   find_stage_ends(&c);
   for (uint32_t id = 0; id < graph->num_ops; ++id) classify_op(&c, id);
-  return NULL;
+  return clone_terms(p);
 }

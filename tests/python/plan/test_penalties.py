@@ -48,7 +48,9 @@ METRICS: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
-def make_step(loss: Loss, metric: Any, schedule: Any, layers: int, pipelined: bool) -> Any:
+def make_step(
+    loss: Loss, metric: Any, schedule: Any, layers: int, pipelined: bool, wrap: Any
+) -> Any:
     def loss_of(params: Any, x: Any) -> Any:
         y = x
         for k, w in enumerate(params, start=1):
@@ -58,7 +60,7 @@ def make_step(loss: Loss, metric: Any, schedule: Any, layers: int, pipelined: bo
 
     def step(params: Any, state: Any, xs: Any) -> Any:
         def one(x: Any) -> Any:
-            return jax.value_and_grad(loss_of)(params, x)
+            return jax.value_and_grad(wrap(loss_of))(params, x)
 
         if pipelined:
             sums = jaxpp.treduce(one, xs, schedule, operation=jaxpp.Add)
@@ -76,9 +78,10 @@ def check(
     loss: Loss,
     metric: Any = lambda *_: (),
     layers: int = 1,
+    wrap: Any = lambda function: function,
 ) -> Any:
     """Trains two steps beside plain JAX, with a weight in each layer of a stage, and returns
-    the compiled step."""
+    the compiled step. `wrap` is applied to the function of the loss."""
     stages = schedule.num_stages
     keys = jax.random.split(jax.random.key(0), stages * layers + 1)
     params = [jax.random.normal(k, (WIDTH, WIDTH)) / 7 for k in keys[1:]]
@@ -86,9 +89,9 @@ def check(
     mesh = mesh_of(getattr(schedule, "mpmd_dim", stages), of_rank)
     specs = (P(), P(), P(None, "data" if of_rank else None))
     step = jaxpp.mpmd_jit_with_loop(
-        make_step(loss, metric, schedule, layers, True), mesh, in_specs=specs
+        make_step(loss, metric, schedule, layers, True, wrap), mesh, in_specs=specs
     )
-    plain = jax.jit(make_step(loss, metric, schedule, layers, False))
+    plain = jax.jit(make_step(loss, metric, schedule, layers, False, wrap))
     ours = theirs = (params, OPTIMIZER.init(params))
     for _ in range(2):
         *ours, total, found = step(*ours, xs)
@@ -127,6 +130,14 @@ def test_a_penalty_costs_a_message_and_no_memory(name: str, of_rank: dict[str, i
         assert link.messages <= activations + 1
     peaks = zip(compiled.ranks, plain.ranks, strict=True)
     assert all(rank.peak_bytes < least.peak_bytes + 500 for rank, least in peaks)
+
+
+@pytest.mark.parametrize("wrap", [jax.jit, jax.checkpoint], ids=lambda wrap: wrap.__name__)
+@pytest.mark.parametrize("name", ["squares", "norm"])
+def test_gradients_of_a_penalty_are_not_kept(name: str, wrap: Any) -> None:
+    text = check(SCHEDULES[0], {}, LOSSES[name], layers=5, wrap=wrap).explain()
+    kept = text.partition("computed once, before the loop, and kept")[2].partition("\n\n")[0]
+    assert "KiB" not in kept, kept
 
 
 @pytest.mark.parametrize("name", METRICS)
