@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -33,78 +34,114 @@ def _has_marks(eqn: JaxprEqn) -> bool:
     return eqn.primitive in MARKS or any(map(holds_marks, jaxprs_in(eqn.params)))
 
 
+@dataclasses.dataclass
+class _Split:
+    """A value that has invariant terms.
+
+    Attributes:
+      rest: what is left of it.
+      terms: its terms.
+      eqn: the new equation that makes `rest`; None if an operand is `rest`.
+      parts: the operands that are split, too.
+    """
+
+    rest: Any
+    terms: list[Var]
+    eqn: JaxprEqn | None
+    parts: list[Var]
+
+
 class _Splitter:
-    """Splits sums into what is left of them and their invariant terms."""
+    """Splits the values of a loop's body into invariant terms and what is left."""
 
     def __init__(self, closed: ClosedJaxpr) -> None:
         jaxpr = closed.jaxpr
         operands = [v for eqn in jaxpr.eqns for v in eqn.invars]
+        self.used = collections.Counter(v for v in operands if isinstance(v, Var))
+        self.returned = {v for v in jaxpr.outvars if isinstance(v, Var)}
         self.varying = set(jaxpr.invars)  # depends on the arguments, a mark or an effect
         self.invariant = set(jaxpr.constvars)  # depends on constants only
-        self.outside: list[JaxprEqn] = []  # equations that could run outside the loop
+        self.outside: list[JaxprEqn] = []  # equations that need not run in the loop
+        self.splits: dict[Any, _Split] = {}
         for eqn in jaxpr.eqns:
-            self._classify(eqn)
-        self.made_by = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
-        self.used = collections.Counter(v for v in operands if isinstance(v, Var))
-        self.returned = collections.Counter(v for v in jaxpr.outvars if isinstance(v, Var))
-        self.changed: dict[int, JaxprEqn] = {}  # equations without terms, by the old one's id
-        self.scaling: list[JaxprEqn] = []  # equations that scale terms
+            self._add(eqn)
 
-    def _classify(self, eqn: JaxprEqn) -> None:
+    def _add(self, eqn: JaxprEqn) -> None:
         operands = {v for v in eqn.invars if isinstance(v, Var)}
         if eqn.effects or operands & self.varying or _has_marks(eqn):
             self.varying.update(eqn.outvars)
+            split = self._split_of(eqn)
+            if split is not None and split.terms:
+                self.splits[eqn.outvars[0]] = split
             return
         self.outside.append(eqn)
         if operands & self.invariant:
             self.invariant.update(eqn.outvars)
 
-    def split(self, value: Any, used: int = 1) -> tuple[Any, list[Var]]:
-        """What is left of a value, and its terms. Equations use the value so many times; if
-        they do so for another purpose, the value is left as it is."""
-        eqn = self.made_by.get(value) if isinstance(value, Var) else None
-        if eqn is None or value not in self.varying:
-            return value, []
-        if self.used[value] != used or (used and self.returned[value]):
-            return value, []
+    def _split_of(self, eqn: JaxprEqn) -> _Split | None:
         if is_sum(eqn):
-            return self._split_sum(eqn)
-        return self._split_scaled(eqn) if eqn.primitive in _SCALING else (value, [])
+            return self._split_of_sum(eqn)
+        return self._split_of_scaled(eqn) if eqn.primitive in _SCALING else None
 
-    def _split_sum(self, eqn: JaxprEqn) -> tuple[Any, list[Var]]:
+    def _is_part(self, value: Any) -> bool:
+        """Whether a value can be split for the equation that uses it."""
+        return (
+            isinstance(value, Var)
+            and value in self.splits
+            and self.used[value] == 1
+            and value not in self.returned
+        )
+
+    def _split_of_sum(self, eqn: JaxprEqn) -> _Split | None:
         (value,) = eqn.outvars
+        if any(v.aval != value.aval for v in eqn.invars) or unreduced_axes(value.aval):
+            return None
+        parts = [v for v in eqn.invars if self._is_part(v)]
         left: list[Any] = []
         terms: list[Var] = []
-        if any(v.aval != value.aval for v in eqn.invars) or unreduced_axes(value.aval):
-            return value, []
         for operand in eqn.invars:
-            if isinstance(operand, Var) and operand in self.invariant:
+            if operand in parts:
+                left.append(self.splits[operand].rest)
+                terms += self.splits[operand].terms
+            elif isinstance(operand, Var) and operand in self.invariant:
                 terms.append(operand)
             else:
-                rest, more = self.split(operand)
-                left.append(rest)
-                terms += more
+                left.append(operand)
         if len(left) == 1:
-            return left[0], terms
-        self.changed[id(eqn)] = eqn.replace(invars=left)
-        return value, terms
+            return _Split(left[0], terms, None, parts)
+        return _Split(value, terms, eqn.replace(invars=left), parts)
 
-    def _split_scaled(self, eqn: JaxprEqn) -> tuple[Any, list[Var]]:
+    def _split_of_scaled(self, eqn: JaxprEqn) -> _Split | None:
         (value,) = eqn.outvars
-        at = [k for k, v in enumerate(eqn.invars) if isinstance(v, Var) and v in self.varying]
+        varying = [v for v in eqn.invars if isinstance(v, Var) and v in self.varying]
         is_float = jnp.issubdtype(value.aval.dtype, jnp.inexact)
-        if not is_float or len(at) > 1 or (eqn.primitive is jax.lax.div_p and at != [0]):
-            return value, []
+        if not is_float or len(varying) > 1 or not self._is_part(varying[0]):
+            return None
+        if eqn.primitive is jax.lax.div_p and eqn.invars[0] is not varying[0]:
+            return None
 
         def scaled(operand: Any, result: Var) -> JaxprEqn:
-            operands = [operand if k in at else v for k, v in enumerate(eqn.invars)]
+            operands = [operand if v is varying[0] else v for v in eqn.invars]
             return eqn.replace(invars=operands, outvars=[result])
 
-        rest, terms = self.split(eqn.invars[at[0]])
-        results = [new_var(value.aval) for _ in terms]
-        self.scaling += map(scaled, terms, results)
-        self.changed[id(eqn)] = scaled(rest, value)
-        return value, results
+        split = self.splits[varying[0]]
+        terms = [new_var(value.aval) for _ in split.terms]
+        self.outside += map(scaled, split.terms, terms)
+        return _Split(value, terms, scaled(split.rest, value), varying)
+
+    def split(self, value: Any) -> tuple[Any, list[Var], dict[Var, JaxprEqn]]:
+        """What is left of a result, its terms, and new equations by what they make."""
+        found = self.splits.get(value) if isinstance(value, Var) else None
+        if found is None or self.used[value]:
+            return value, [], {}
+        made: dict[Var, JaxprEqn] = {}
+        todo = [value]
+        while todo:
+            split = self.splits[todo.pop()]
+            todo += split.parts
+            if split.eqn is not None:
+                made[split.eqn.outvars[0]] = split.eqn
+        return found.rest, found.terms, made
 
 
 def take_out_terms(
@@ -123,18 +160,25 @@ def take_out_terms(
     """
     splitter = _Splitter(closed)
     left, terms = list(closed.jaxpr.outvars), list[list[Var]]()
+    changed: dict[Var, JaxprEqn] = {}
     for k, is_summed in enumerate(sums):
-        left[k], found = splitter.split(left[k], used=0) if is_summed else (left[k], [])
+        found: list[Var] = []
+        if is_summed:
+            left[k], found, made = splitter.split(left[k])
+            changed |= made
         terms.append(found)
-    shorter = [splitter.changed.get(id(eqn), eqn) for eqn in closed.jaxpr.eqns]
+
+    def current(eqn: JaxprEqn) -> JaxprEqn:
+        return changed.get(eqn.outvars[0], eqn) if eqn.outvars else eqn
+
     alone = changed_jaxpr(
         closed,
         invars=[],
         outvars=[v for found in terms for v in found],
-        eqns=[*splitter.outside, *splitter.scaling],
+        eqns=splitter.outside,
     )
     return (
-        changed_jaxpr(closed, outvars=left, eqns=shorter),
+        changed_jaxpr(closed, outvars=left, eqns=list(map(current, closed.jaxpr.eqns))),
         ClosedJaxpr(drop_unused(alone.jaxpr), closed.consts),
         [len(found) for found in terms],
     )

@@ -86,6 +86,20 @@ def test_random_expressions() -> None:
     assert sum(count > 0 for count in counts) > 20
 
 
+def test_a_sum_of_many_values() -> None:
+    """As of a weight that more layers share than Python's calls may nest."""
+
+    def body(i: Any) -> Any:
+        total = jnp.cos(i * WEIGHT) + WEIGHT
+        for k in range(1200):
+            total = total + jnp.sin(i * k * WEIGHT)
+        return total
+
+    closed = jax.make_jaxpr(body)(jnp.int32(0))
+    shorter, _, counts = take_out_terms(closed, [True])
+    assert counts == [1] and len(shorter.jaxpr.eqns) == len(closed.jaxpr.eqns)
+
+
 def test_effects_stay_in_the_loop() -> None:
     seen = []
 
