@@ -324,7 +324,7 @@ def run_loop(
 def _with_terms(
     outs: Sequence[jax.Array], terms: ClosedJaxpr, counts: Sequence[int], length: int
 ) -> list[jax.Array]:
-    """The loop's sums with the terms that `take_out_terms` has taken out, once for each
+    """Adds the terms that `take_out_terms` removed to the loop's sums, once for each
     microbatch."""
     values = iter(jaxpr_as_fun(terms)())
 

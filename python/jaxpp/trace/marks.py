@@ -27,6 +27,7 @@ from jaxpp.jax_internals.lines import line_of, user_frames
 
 __all__ = [
     "MARKS",
+    "calls_marks",
     "find_mistake",
     "first_mark",
     "holds_marks",
@@ -231,10 +232,12 @@ class _MarkCollector:
 def holds_marks(jaxpr: Jaxpr) -> bool:
     """Whether a jaxpr contains a mark, or the backward of one, at any depth."""
     marks = (mark_p, mark_backward_p)
-    return any(
-        eqn.primitive in marks or any(map(holds_marks, jaxprs_in(eqn.params)))
-        for eqn in jaxpr.eqns
-    )
+    return any(eqn.primitive in marks or calls_marks(eqn) for eqn in jaxpr.eqns)
+
+
+def calls_marks(eqn: JaxprEqn) -> bool:
+    """Whether a jaxpr that the equation runs contains one."""
+    return any(map(holds_marks, jaxprs_in(eqn.params)))
 
 
 def first_mark(jaxpr: Jaxpr) -> JaxprEqn | None:

@@ -23,7 +23,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 from jaxpp.errors import make_error
 from jaxpp.jax_internals.jaxprs import is_recomputed, jaxprs_in
 from jaxpp.jax_internals.lines import user_line
-from jaxpp.trace.marks import holds_marks, mark_backward_p
+from jaxpp.trace.marks import calls_marks, mark_backward_p
 
 __all__ = ["CutRecomputation", "Item"]
 
@@ -106,7 +106,7 @@ class CutRecomputation:
         for eqn in jaxpr.eqns:
             inner = self._called(eqn)
             again = recomputed or is_recomputed(eqn)
-            if inner is not None and (again or any(map(holds_marks, jaxprs_in(eqn.params)))):
+            if inner is not None and (again or calls_marks(eqn)):
                 results = self._flatten(inner, read(eqn.invars), again)
             else:
                 results = self._new_values(len(eqn.outvars))

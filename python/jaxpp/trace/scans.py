@@ -25,7 +25,6 @@ from jaxpp.jax_internals.jaxprs import (
     changed_jaxpr,
     drop_unused,
     evaluate,
-    jaxprs_in,
     names_of,
     scan_sizes,
 )
@@ -33,7 +32,7 @@ from jaxpp.jax_internals.lines import user_line
 from jaxpp.operations import Add, Concat, Max, accumulate
 from jaxpp.trace.inlining import inlined
 from jaxpp.trace.loop import microbatch_of, run_loop
-from jaxpp.trace.marks import first_mark, holds_marks
+from jaxpp.trace.marks import calls_marks, first_mark, holds_marks
 
 __all__ = ["scans_to_loops"]
 
@@ -251,7 +250,7 @@ def _run_as_loop(eqn: JaxprEqn, operands: Sequence[Any], schedule: Any) -> list[
 
 
 def _is_marked(eqn: JaxprEqn) -> bool:
-    return eqn.primitive.name == "scan" and any(map(holds_marks, jaxprs_in(eqn.params)))
+    return eqn.primitive.name == "scan" and calls_marks(eqn)
 
 
 def _marked_scans(jaxpr: ClosedJaxpr | Jaxpr) -> list[JaxprEqn]:

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Var
 
 from jaxpp.jax_internals.arrays import unreduced_axes
-from jaxpp.jax_internals.jaxprs import changed_jaxpr, drop_unused, jaxprs_in, new_var
-from jaxpp.trace.marks import MARKS, holds_marks
+from jaxpp.jax_internals.jaxprs import changed_jaxpr, drop_unused, has_effects, new_var
+from jaxpp.trace.marks import MARKS, calls_marks
 
 __all__ = ["is_sum", "take_out_terms"]
 
@@ -30,19 +30,15 @@ def is_sum(eqn: JaxprEqn) -> bool:
     return same and jnp.issubdtype(first.dtype, jnp.inexact)
 
 
-def _has_marks(eqn: JaxprEqn) -> bool:
-    return eqn.primitive in MARKS or any(map(holds_marks, jaxprs_in(eqn.params)))
-
-
 @dataclasses.dataclass
 class _Split:
     """A value that has invariant terms.
 
     Attributes:
-      rest: what is left of it.
+      rest: the value without its terms.
       terms: its terms.
-      eqn: the new equation that makes `rest`; None if an operand is `rest`.
-      parts: the operands that are split, too.
+      eqn: the new equation that computes `rest`; None if `rest` exists already.
+      parts: the operands that lose their terms as well.
     """
 
     rest: Any
@@ -63,12 +59,14 @@ class _Splitter:
         self.invariant = set(jaxpr.constvars)  # depends on constants only
         self.outside: list[JaxprEqn] = []  # equations that need not run in the loop
         self.splits: dict[Any, _Split] = {}
+        self.changed: dict[Var, JaxprEqn] = {}  # by the value that the equation computes
         for eqn in jaxpr.eqns:
             self._add(eqn)
 
     def _add(self, eqn: JaxprEqn) -> None:
         operands = {v for v in eqn.invars if isinstance(v, Var)}
-        if eqn.effects or operands & self.varying or _has_marks(eqn):
+        marks = eqn.primitive in MARKS or calls_marks(eqn)
+        if has_effects(eqn) or operands & self.varying or marks:
             self.varying.update(eqn.outvars)
             split = self._split_of(eqn)
             if split is not None and split.terms:
@@ -129,19 +127,18 @@ class _Splitter:
         self.outside += map(scaled, split.terms, terms)
         return _Split(value, terms, scaled(split.rest, value), varying)
 
-    def split(self, value: Any) -> tuple[Any, list[Var], dict[Var, JaxprEqn]]:
-        """What is left of a result, its terms, and new equations by what they make."""
-        found = self.splits.get(value) if isinstance(value, Var) else None
-        if found is None or self.used[value]:
-            return value, [], {}
-        made: dict[Var, JaxprEqn] = {}
-        todo = [value]
+    def split(self, result: Any) -> tuple[Any, list[Var]]:
+        """Removes the terms of a result of the body. Returns what is left, and the terms."""
+        found = self.splits.get(result) if isinstance(result, Var) else None
+        if found is None or self.used[result]:
+            return result, []
+        todo = [found]
         while todo:
-            split = self.splits[todo.pop()]
-            todo += split.parts
+            split = todo.pop()
+            todo += [self.splits[part] for part in split.parts]
             if split.eqn is not None:
-                made[split.eqn.outvars[0]] = split.eqn
-        return found.rest, found.terms, made
+                self.changed[split.eqn.outvars[0]] = split.eqn
+        return found.rest, found.terms
 
 
 def take_out_terms(
@@ -160,16 +157,12 @@ def take_out_terms(
     """
     splitter = _Splitter(closed)
     left, terms = list(closed.jaxpr.outvars), list[list[Var]]()
-    changed: dict[Var, JaxprEqn] = {}
     for k, is_summed in enumerate(sums):
-        found: list[Var] = []
-        if is_summed:
-            left[k], found, made = splitter.split(left[k])
-            changed |= made
+        left[k], found = splitter.split(left[k]) if is_summed else (left[k], [])
         terms.append(found)
 
     def current(eqn: JaxprEqn) -> JaxprEqn:
-        return changed.get(eqn.outvars[0], eqn) if eqn.outvars else eqn
+        return splitter.changed.get(eqn.outvars[0], eqn) if eqn.outvars else eqn
 
     alone = changed_jaxpr(
         closed,

@@ -17,8 +17,8 @@ from jaxpp.trace.terms import take_out_terms
 WEIGHT = jnp.arange(1.0, 4.0)
 LENGTH = 4
 
-# How many terms leave the loop, of a result of `g`, which differs between microbatches, and of
-# the weight `w`.
+# The number of terms that leave the loop, and a result computed from `g`, which differs between
+# microbatches, and from the weight `w`.
 CASES: dict[str, tuple[int, Callable[[Any, Any], Any]]] = {
     "a term": (1, lambda g, w: g + 2 * w),
     "several": (2, lambda g, w: (w + g) + jnp.sin(w)),
@@ -87,7 +87,7 @@ def test_random_expressions() -> None:
 
 
 def test_a_sum_of_many_values() -> None:
-    """Such as the gradient of a weight that 1,200 layers share."""
+    """An example is the gradient of a weight that 1,200 layers share."""
 
     def body(i: Any) -> Any:
         total = jnp.cos(i * WEIGHT) + WEIGHT
