@@ -41,7 +41,7 @@ enum {
   kPartSize = 2,
 };
 
-enum { kMostDepth = 64, kMostDims = 16, kMostMembers = 1 << 20 };
+enum { kMostNested = 64, kMostDims = 16, kMostMembers = 1 << 20 };
 
 // --- Shapes ---------------------------------------------------------------------------
 
@@ -61,7 +61,7 @@ static uint64_t element_bits(uint64_t type) {
 static uint64_t shape_bytes(jpp_protobuf_t shape, uint32_t first, uint32_t depth) {
   uint64_t bits = 0, elements = 1, parts = 0;
   uint32_t part = 0;
-  if (depth > kMostDepth) return 0;
+  if (depth > kMostNested) return 0;
   for (jpp_protobuf_field_t field; jpp__protobuf_read_field(&shape, &field);) {
     if (field.number == kShapeType) bits = element_bits(field.value);
     if (field.number == kShapeTuple && part++ >= first) {
@@ -304,7 +304,7 @@ static jpp_status_t* list_instruction(lister_t* lister, const instruction_t* ins
 static jpp_status_t* list_computation(lister_t* lister, uint64_t id, uint64_t times,
                                       uint32_t depth) {
   size_t at = jpp__hlo_find(&lister->module, id);
-  if (at == lister->module.computations.count || depth > kMostDepth) return NULL;
+  if (at == lister->module.computations.count || depth > kHloMostDepth) return NULL;
   jpp_protobuf_t inside = lister->module.computations.data[at].inside;
   for (jpp_protobuf_field_t field; jpp__protobuf_read_field(&inside, &field);) {
     if (field.number != kHloInstructions) continue;
@@ -354,8 +354,7 @@ jpp_status_t* jpp__hlo_collectives(const void* module, size_t size,
   *out_collectives = NULL;
   lister_t lister = {0};
   jpp__arena_init(&lister.arena);
-  jpp_status_t* status = jpp__hlo_module_read(
-      (jpp_protobuf_t){module, (const uint8_t*)module + size}, &lister.module);
+  jpp_status_t* status = jpp__hlo_module_read(module, size, &lister.module);
   if (!status) status = list_computation(&lister, lister.module.entry, 1, 0);
   if (!status) status = hand_over(&lister, out_collectives);
   jpp__arena_deinit(&lister.arena);

@@ -9,9 +9,9 @@
 jpp_status_t* jpp__hlo_collectives(const void* module, size_t size,
                                    jpp_collectives_t** out_collectives) JPP_MUST_USE;
 
-// Whether data orders a module's collectives across its loops, conditions and calls: what
-// runs collectives in one of these, and every other instruction of the same computation
-// that runs some, depend on each other. JPP_INVALID_ARGUMENT for anything but a module.
+// Decides whether data dependences order a module's collectives: a loop, condition or
+// call that runs collectives must depend on each collective beside it, or the reverse.
+// JPP_INVALID_ARGUMENT for anything but a module.
 jpp_status_t* jpp__hlo_orders_collectives(const void* module, size_t size,
                                           bool* out_ordered) JPP_MUST_USE;
 

@@ -1,6 +1,6 @@
-// Decides whether data orders the collectives of a program. Plugins keep the order of
-// those in one computation. A loop, a condition or a call runs others in between, unless
-// it depends on them, or they on it.
+// Decides whether data dependences order the collectives of a program. Plugins keep the
+// order of collectives within a computation. They may interleave them with the
+// collectives that a loop, a condition or a call runs, unless one depends on the other.
 #include <stdlib.h>
 #include <string.h>
 
@@ -11,13 +11,11 @@
 // Field numbers of xla/service/hlo.proto.
 enum { kInstructionId = 35, kInstructionOperands = 36 };
 
-enum { kMostDepth = 64 };
-
 typedef struct instruction {
   uint64_t id;
-  bool communicates;   // is a collective, or runs some
+  bool communicates;   // is a collective, or runs one
   bool runs;           // runs the computations that it calls
-  size_t first, last;  // its operands, in `operands`
+  size_t first, last;  // operands [first, last) of the body
 } instruction_t;
 
 typedef struct place {
@@ -86,8 +84,8 @@ static int compare_places(const void* a, const void* b) {
   return (left > right) - (left < right);
 }
 
-// Replaces the operands' ids by indices; one that is not in the computation becomes its
-// first instruction, which depends on nothing.
+// Replaces the operands' ids by indices. An operand that is not in the computation, which
+// is invalid HLO, is replaced by the first instruction.
 static jpp_status_t* find_operands(body_t* body) {
   size_t count = body->instructions.count;
   JPP_RETURN_IF_ERROR(JPP_ALLOC_ARRAY(count, &body->places));
@@ -107,7 +105,7 @@ static jpp_status_t* find_operands(body_t* body) {
 
 // --- Checking -------------------------------------------------------------------------
 
-// Marks the instructions that depend on one, and those that it depends on.
+// Marks the instruction `one`, its dependents and its dependences.
 static void mark_dependent(body_t* body, size_t one) {
   const instruction_t* instructions = body->instructions.data;
   const uint64_t* operands = body->operands.data;
@@ -156,7 +154,7 @@ static jpp_status_t* check_body(checker_t* checker, jpp_protobuf_t inside, uint3
 static jpp_status_t* check_computation(checker_t* checker, uint64_t id, uint32_t depth,
                                        bool* out_communicates) {
   size_t at = jpp__hlo_find(&checker->module, id);
-  if (at == checker->module.computations.count || depth > kMostDepth) {
+  if (at == checker->module.computations.count || depth > kHloMostDepth) {
     checker->ordered = false;
     return NULL;
   }
@@ -177,8 +175,7 @@ jpp_status_t* jpp__hlo_orders_collectives(const void* module, size_t size,
                                           bool* out_ordered) {
   checker_t checker = {.ordered = true};
   bool communicates = false;
-  jpp_status_t* status = jpp__hlo_module_read(
-      (jpp_protobuf_t){module, (const uint8_t*)module + size}, &checker.module);
+  jpp_status_t* status = jpp__hlo_module_read(module, size, &checker.module);
   if (!status) {
     status = JPP_ALLOC_ARRAY(checker.module.computations.count, &checker.contents);
   }

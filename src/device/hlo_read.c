@@ -6,9 +6,9 @@
 // Field numbers of xla/service/hlo.proto.
 enum { kModuleComputations = 3, kModuleEntryId = 6, kComputationId = 5 };
 
-// --- Modules --------------------------------------------------------------------------
-
-jpp_status_t* jpp__hlo_module_read(jpp_protobuf_t bytes, jpp_hlo_module_t* out_module) {
+jpp_status_t* jpp__hlo_module_read(const void* module, size_t size,
+                                   jpp_hlo_module_t* out_module) {
+  jpp_protobuf_t bytes = {module, (const uint8_t*)module + size};
   *out_module = (jpp_hlo_module_t){.entry = UINT64_MAX};
   for (jpp_protobuf_field_t field; jpp__protobuf_read_field(&bytes, &field);) {
     if (field.number == kModuleEntryId) out_module->entry = field.value;

@@ -12,6 +12,8 @@ enum {
   kHloCalled = 38,
 };
 
+enum { kHloMostDepth = 64 };  // of calls in calls
+
 typedef struct jpp_hlo_computation {
   uint64_t id;
   jpp_protobuf_t inside;
@@ -22,16 +24,17 @@ typedef struct jpp_hlo_module {
   uint64_t entry;  // the id of the computation that the program starts with
 } jpp_hlo_module_t;
 
-// Lists the computations. JPP_INVALID_ARGUMENT for anything but a module. Free the list
-// with jpp_vec_deinit(), also after an error.
-jpp_status_t* jpp__hlo_module_read(jpp_protobuf_t bytes,
+// Lists the computations, which refer to the module's bytes. JPP_INVALID_ARGUMENT for
+// anything but a module. Free the list with jpp_vec_deinit(), also after an error.
+jpp_status_t* jpp__hlo_module_read(const void* module, size_t size,
                                    jpp_hlo_module_t* out_module) JPP_MUST_USE;
 
-// The index of a computation; their number if there is none with this id.
+// Returns the index of the computation with this id, or the number of computations if no
+// computation has it.
 size_t jpp__hlo_find(const jpp_hlo_module_t* module, uint64_t id);
 
-// Whether an instruction runs the computations that it calls, as a loop does and a fusion
-// does not.
+// Returns whether instructions with this opcode run the computations that they call, like
+// loops and unlike fusions.
 bool jpp__hlo_runs_called(jpp_protobuf_t opcode);
 
 typedef struct jpp_hlo_collective {
@@ -40,7 +43,7 @@ typedef struct jpp_hlo_collective {
   uint32_t first_result;  // in its shape, if that is a tuple of operands and results
 } jpp_hlo_collective_t;
 
-// NULL for any other opcode.
+// Returns NULL if the opcode is not a collective's.
 const jpp_hlo_collective_t* jpp__hlo_find_collective(jpp_protobuf_t opcode);
 
 #endif  // JPP_DEVICE_HLO_READ_H_

@@ -151,6 +151,13 @@ jpp_status_t* jpp__pjrt_executable_hlo(jpp_client_t* base, jpp_executable_t* exe
   return status;
 }
 
+static jpp_status_t* read_devices(const PJRT_Api* api, PJRT_LoadedExecutable* executable,
+                                  PJRT_LoadedExecutable_AddressableDevices_Args* args) {
+  args->executable = executable;
+  return jpp__pjrt_status(api, api->PJRT_LoadedExecutable_AddressableDevices(args),
+                          JPP_UNSUPPORTED, "devices of a program");
+}
+
 // XLA's plugin for CPUs loses the order between a loop's collectives and those outside
 // when it loads a program. Where data does not order them, the devices run them in
 // different orders and wait for each other; after 40 s the plugin ends the process
@@ -158,14 +165,13 @@ jpp_status_t* jpp__pjrt_executable_hlo(jpp_client_t* base, jpp_executable_t* exe
 static jpp_status_t* check_order(jpp_pjrt_client_t* client,
                                  jpp_executable_t* executable) {
   JPP_PJRT_ARGS(LoadedExecutable_AddressableDevices, args);
-  args.executable = (PJRT_LoadedExecutable*)executable;
-  JPP_RETURN_IF_ERROR(jpp__pjrt_status(
-      client->api, client->api->PJRT_LoadedExecutable_AddressableDevices(&args),
-      JPP_UNSUPPORTED, "devices of a program"));
-  bool on_cpu = strcmp(client->base.info.platform_name, "cpu") == 0, ordered = false;
-  if (!on_cpu || args.num_addressable_devices == 1) return NULL;
+  if (strcmp(client->base.info.platform_name, "cpu") != 0) return NULL;
+  JPP_RETURN_IF_ERROR(
+      read_devices(client->api, (PJRT_LoadedExecutable*)executable, &args));
+  if (args.num_addressable_devices == 1) return NULL;
   void* module = NULL;
   size_t size = 0;
+  bool ordered = false;
   JPP_RETURN_IF_ERROR(
       jpp__pjrt_executable_hlo(&client->base, executable, &module, &size));
   jpp_status_t* status = jpp__hlo_orders_collectives(module, size, &ordered);
@@ -219,10 +225,7 @@ static jpp_status_t* check_devices(const jpp_pjrt_client_t* client,
                                    const jpp_compile_request_t* request,
                                    PJRT_LoadedExecutable* executable) {
   JPP_PJRT_ARGS(LoadedExecutable_AddressableDevices, args);
-  args.executable = executable;
-  JPP_RETURN_IF_ERROR(jpp__pjrt_status(
-      client->api, client->api->PJRT_LoadedExecutable_AddressableDevices(&args),
-      JPP_UNSUPPORTED, "devices of a program"));
+  JPP_RETURN_IF_ERROR(read_devices(client->api, executable, &args));
   bool same = args.num_addressable_devices == request->device_count;
   for (uint32_t i = 0; same && i < request->device_count; ++i) {
     same = args.addressable_devices[i] == client->devices[request->devices[i]];

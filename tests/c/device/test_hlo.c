@@ -305,12 +305,10 @@ static void test_module_in_a_config(void** state) {
 
 enum { kMostOps = 8 };
 
-// An instruction: its opcode, the earlier ones that it takes, and what it calls: kReduces
-// or kCounts; 0: nothing.
 typedef struct op {
   const char* opcode;
-  uint32_t operands;  // a bit each
-  uint64_t called;
+  uint32_t operands;  // bit k: instruction k is one
+  uint64_t called;    // kReduces or kCounts; 0: no computation
 } op_t;
 
 enum { kReduces = 1, kCounts = 2, kEntry = 3 };
@@ -329,8 +327,8 @@ static void put_op(jpp_str_t* computation, const op_t* op, uint64_t id) {
   jpp__protobuf_put_message(computation, 2, &instruction);
 }
 
-// A module whose entry has these instructions, of which those without an opcode are left
-// out; the computation kReduces has a collective and kCounts has none.
+// Returns a module whose entry has the instructions before the first one without an
+// opcode. The computation kReduces has a collective; kCounts has none.
 static jpp_str_t module_of(const op_t* ops) {
   jpp_str_t module = {0}, inner = {0}, entry = {0};
   start_instruction(&inner, "all-reduce", 1);
@@ -345,8 +343,8 @@ static jpp_str_t module_of(const op_t* ops) {
   return module;
 }
 
-static bool is_ordered(const op_t* ops) {
-  jpp_str_t module = module_of(ops);
+// Frees the module.
+static bool is_ordered(jpp_str_t module) {
   bool ordered = false;
   ASSERT_OK(jpp__hlo_orders_collectives(module.data, module.length, &ordered));
   jpp_str_deinit(&module);
@@ -374,11 +372,11 @@ static void test_order_of_collectives(void** state) {
       {false, {{"conditional", 0, kReduces}, {"collective-permute"}}},
   };
   for (size_t i = 0; i < sizeof(kCases) / sizeof(*kCases); ++i) {
-    assert_int_equal(is_ordered(kCases[i].ops), kCases[i].ordered);
+    assert_int_equal(is_ordered(module_of(kCases[i].ops)), kCases[i].ordered);
   }
 }
 
-// Against all paths between the instructions.
+// Compares each result with one that follows all paths between the instructions.
 static void test_random_orders(void** state) {
   (void)state;
   static const op_t kKinds[] = {{"add"}, {"all-reduce"}, {"while", 0, kReduces}};
@@ -386,7 +384,7 @@ static void test_random_orders(void** state) {
   uint32_t counts[2] = {0};
   for (int turn = 0; turn < 20000; ++turn) {
     op_t ops[kMostOps];
-    uint32_t before[kMostOps] = {0};  // a bit for each instruction that one depends on
+    uint32_t before[kMostOps] = {0};  // bit k: the instruction depends on k
     bool expected = true;
     for (uint32_t i = 0; i < kMostOps; ++i) {
       ops[i] = kKinds[rand() % 3];
@@ -400,13 +398,13 @@ static void test_random_orders(void** state) {
         if (communicate && loops && !(before[i] >> k & 1)) expected = false;
       }
     }
-    assert_int_equal(is_ordered(ops), expected);
+    assert_int_equal(is_ordered(module_of(ops)), expected);
     ++counts[expected];
   }
   assert_true(counts[0] > 1000 && counts[1] > 1000);
 }
 
-// The two collectives of a computation that the entry calls.
+// The collectives are in a computation that the entry calls.
 static void test_order_in_a_called_computation(void** state) {
   (void)state;
   op_t ops[kMostOps] = {{"all-gather"}, {"while", 0, kReduces}};
@@ -418,10 +416,7 @@ static void test_order_in_a_called_computation(void** state) {
     put_packed(&call, 38, kCalled, 1);
     put_computation(&module, 9, &call);
     jpp__protobuf_put_number(&module, 6, 9);
-    bool ordered = false;
-    ASSERT_OK(jpp__hlo_orders_collectives(module.data, module.length, &ordered));
-    assert_int_equal(ordered, fed);
-    jpp_str_deinit(&module);
+    assert_int_equal(is_ordered(module), fed);
   }
 }
 

@@ -210,9 +210,8 @@ def test_a_task_with_a_callback_is_not_kept(mesh2, cache):
 
 @pytest.mark.parametrize("fed", [True, False])
 def test_a_task_whose_collectives_have_no_order_is_not_kept(cache, fed):
-    """XLA's plugin for CPUs would run the collectives in the loop of a loaded task and the one
-    outside in another order on each device. They have one order if the loop takes what the
-    other one returns."""
+    """The devices would run a loaded task's collectives inside and outside the loop in
+    different orders. If the loop takes the result of the one outside, the order is fixed."""
     mesh = mesh_of(2, {"data": 2})
 
     def sums(x):
